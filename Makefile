@@ -101,7 +101,6 @@ bench-gpu: ## Every figure on a GPU in 8 minutes, with the same PYTHON=; nothing
 
 report: $(VENV)/installed-dev ## Write the newest figures into docs/performance.md and docs/reference/measurements.md
 	$(BIN)/python -m benchmarks.report
-	$(BIN)/python -m benchmarks.measurements
 
 screenshots: $(VENV)/installed-browser ## Take the pictures in docs/images anew
 	$(BIN)/python -m tests.browser.screenshots

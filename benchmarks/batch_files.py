@@ -1,18 +1,14 @@
 """Batches by OpenAI's files and batches beside native jobs, with the same rows.
 
-    python -m benchmarks.batch_files [--rows 200000] [--databases sqlite,postgresql]
-    python -m benchmarks.batch_files --upload-mib 1024
-
 Each turn goes from the file on the disk to all results in a file. The `openai` client uploads,
 makes a batch, polls, and downloads. `Client` submits and polls; the results come from the job's
 `/output`, which is as quick as a job's results can be had. The engine takes no time.
 `--upload-mib` uploads one file of that size instead, and says how much memory each process took.
-Writes `benchmarks/results/batch-files-<date>.json`, or `upload-memory-<date>.json`.
 """
 
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -21,8 +17,7 @@ import openai
 
 from benchmarks.control_plane.requests import batch_line, body, write_jobs
 from benchmarks.control_plane.services import Deployment, deployment
-from benchmarks.harness import Benchmark
-from benchmarks.writing import Figures
+from benchmarks.harness import DATABASES, Benchmark, Figures, by_turns
 from nightjar.pipeline.client.blocking import Client
 
 POLL_EVERY_S = 0.1
@@ -88,7 +83,7 @@ def by_job(url: str, source: Path, out: Path) -> Turn:
     return clock.parts
 
 
-WAYS: dict[str, Callable[[str, Path, Path], Turn]] = {"batch": by_batch, "job": by_job}
+WAYS = {"batch": by_batch, "job": by_job}
 
 
 def compare(running: Deployment, args: Namespace, folder: Path) -> Figures:
@@ -97,15 +92,17 @@ def compare(running: Deployment, args: Namespace, folder: Path) -> Figures:
     for way in WAYS.values():
         way(running.api_url, warm_up, folder / "warm-up.jsonl")
     (source,) = write_jobs(folder, args.model, args.rows, args.rows)
-    turns: dict[str, list[Turn]] = {name: [] for name in WAYS}
-    for number in range(args.rounds):
-        for name in sorted(WAYS, reverse=number % 2 == 1):
-            out = folder / f"results-{name}-{number}.jsonl"
-            turns[name].append(WAYS[name](running.api_url, source, out))
-            with out.open("rb") as stream:
-                if (lines := sum(1 for _ in stream)) != args.rows:
-                    raise SystemExit(f"{out} has {lines} lines, not {args.rows}")
-            out.unlink()
+
+    def turn(way: str) -> Turn:
+        out = folder / "results.jsonl"
+        found = WAYS[way](running.api_url, source, out)
+        with out.open("rb") as stream:
+            if (lines := sum(1 for _ in stream)) != args.rows:
+                raise SystemExit(f"the results of a {way} have {lines} lines, not {args.rows}")
+        out.unlink()
+        return found
+
+    turns = by_turns({way: partial(turn, way) for way in WAYS}, args.rounds, swapped=True)
     seconds = {name: [turn["seconds"] for turn in found] for name, found in turns.items()}
     ratios = [job / batch for batch, job in zip(seconds["batch"], seconds["job"], strict=True)]
     return {
@@ -137,23 +134,25 @@ def upload(running: Deployment, args: Namespace, folder: Path) -> Figures:
     return {"file_mib": mib, "seconds": round(seconds, 1), "memory": watch.memory()}
 
 
-def measure(kind: str, args: Namespace, folder: Path) -> Figures:
+def measure(args: Namespace, folder: Path) -> Figures:
     """All figures with one database."""
-    with deployment(kind, folder, args.model) as running:
+    with deployment(args.way, folder, args.model) as running:
         return (upload if args.upload_mib else compare)(running, args, folder)
 
 
+OPTIONS = {
+    "--rows": (200_000, "of the file"),
+    "--rounds": (3, "each has a turn of both ways"),
+    "--upload-mib": (0, "upload a file of this size instead"),
+}
 BENCHMARK = Benchmark(
-    "benchmarks.batch_files",
+    "batch_files",
     __doc__,
     measure,
-    options={
-        "--rows": (200_000, "of the file"),
-        "--rounds": (3, "each has a turn of both ways"),
-        "--upload-mib": (0, "upload a file of this size instead"),
-    },
+    DATABASES,
+    options=OPTIONS,
     about={"asked": ASKED},
-    named=lambda args: "upload-memory" if args.upload_mib else "batch-files",
+    stem=lambda args: "upload-memory" if args.upload_mib else "batch-files",
 )
 
 if __name__ == "__main__":

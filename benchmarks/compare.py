@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -29,32 +28,53 @@ from . import own
 from .contest import COMPARED, EVERYONES, OURS, Contest, say
 from .environments import CACHE
 from .figures import ratios, record_figures
+from .harness import RESULTS, ROOT, Figures, arguments, begun, write_json, write_whole
 from .machine import describe, has_bf16
 from .models import cached_model
 from .peers.protocol import Generated, Generation, Workload
 from .shapes import FIRST_WORD, MEASURED, SHAPES
 from .systems import SYSTEMS, TRANSFORMERS, Runner
 from .workloads import Sizes, Words, build
-from .writing import RESULTS, ROOT, begun, parser, words, write_json, write_whole
 
 REFERENCE = "transformers fp32"
+LOGS = CACHE / "logs"
 WORKLOADS = [*EVERYONES, *OURS]
 PRECISIONS = ["fp32", "bf16", "int8"]
+OPTIONS = {
+    "--models": (list(MEASURED), "shapes of models", SHAPES),
+    "--systems": (list(SYSTEMS), "what is compared", SYSTEMS),
+    "--precisions": (PRECISIONS if has_bf16() else ["fp32", "int8"], "of weights", PRECISIONS),
+    "--workloads": (WORKLOADS, "what they do", WORKLOADS),
+    "--rounds": (3, "how often"),
+    "--scale": (1.0, "shrinks every count of requests"),
+    "--budget-s": (8.0, "seconds a peer and workload"),
+    "--threads": (2, "of each system"),
+    "--apart": (False, "one precision after another, where not all fit into memory together"),
+}
 
 
-def reference_texts(
-    model: Path, threads: int, logs: Path, asked: list[Generation]
-) -> list[Generated]:
+def parse(given: Sequence[str] | None) -> Namespace:
+    """What to compare."""
+
+    def refuse(args: Namespace) -> str | None:
+        if args.rounds < 1 or args.budget_s <= 0 or not 0 < args.scale <= 1:
+            return "--rounds from 1, --budget-s above 0, --scale above 0 and at most 1"
+        return None
+
+    return arguments("compare", __doc__, OPTIONS, given, refuse)
+
+
+def reference_texts(model: Path, threads: int, asked: list[Generation]) -> list[Generated]:
     """Greedy texts of the reference system, without stops."""
-    runner = Runner(TRANSFORMERS, "fp32", threads, logs / "reference.log")
+    runner = Runner(TRANSFORMERS, "fp32", threads, LOGS / "reference.log")
     try:
-        runner.load(model, CACHE / "converted" / model.name)
+        runner.load(model)
         return runner.run(Workload("reference", "generate", asked)).outcome.generated
     finally:
         runner.close()
 
 
-def make_workloads(model: Path, sizes: Sizes, threads: int, logs: Path) -> dict[str, Workload]:
+def make_workloads(model: Path, sizes: Sizes, threads: int) -> dict[str, Workload]:
     """The workloads of a model, from the cache when they were made before."""
     source = (ROOT / "benchmarks" / "workloads.py").read_bytes()
     key = hashlib.sha256(source + repr(sizes).encode()).hexdigest()[:16]
@@ -63,22 +83,20 @@ def make_workloads(model: Path, sizes: Sizes, threads: int, logs: Path) -> dict[
         vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
         tokenizer = Tokenizer.read(model / "tokenizer.json", vocab_size)
         vocabulary = Words.of(tokenizer.token_bytes, FIRST_WORD)
-        made = build(vocabulary, sizes, partial(reference_texts, model, threads, logs))
+        made = build(vocabulary, sizes, partial(reference_texts, model, threads))
         write_whole(file, msgspec.json.encode(made).decode())
     return msgspec.json.decode(file.read_bytes(), type=dict[str, Workload])
 
 
-def compare_on(
-    name: str, options: Namespace, logs: Path, keep: Callable[[dict[str, Any]], None]
-) -> None:
+def compare_on(name: str, options: Namespace, keep: Callable[[Figures], None]) -> None:
     """Measure one model; `keep` gets its result after every workload, better each time."""
     model = cached_model(name)
     sizes = Sizes().scaled(options.scale)
-    made = make_workloads(model, sizes, options.threads, logs)
+    made = make_workloads(model, sizes, options.threads)
     workloads = {key: one for key, one in made.items() if key in options.workloads}
-    contest = Contest(model, logs, options.threads, options.budget_s)
+    contest = Contest(model, LOGS, options.threads, options.budget_s)
 
-    def result() -> dict[str, Any]:
+    def result() -> Figures:
         records = contest.records
         reference = next((r for r in records if r.label == REFERENCE and not r.failed), None)
         return {
@@ -100,9 +118,7 @@ def compare_on(
             contest.close()
 
 
-def add_to(
-    path: Path, name: str, run: dict[str, Any], started: float, model: dict[str, Any]
-) -> None:
+def add_to(path: Path, name: str, run: Figures, started: float, model: Figures) -> None:
     """Put a model's result, and how it was run, into a result file beside what is there."""
     models = json.loads(path.read_text())["models"] if path.is_file() else {}
     minutes = round((time.monotonic() - started) / 60, 1)
@@ -110,38 +126,17 @@ def add_to(
     write_json(path, {"date": run["date"], "models": models})
 
 
-def parse(given: Sequence[str] | None) -> Namespace:
-    """What to compare."""
-    found = parser("benchmarks.compare", __doc__)
-    precisions = PRECISIONS if has_bf16() else ["fp32", "int8"]
-    found.add_argument("--models", type=words(SHAPES), default=list(MEASURED))
-    found.add_argument("--systems", type=words(SYSTEMS), default=list(SYSTEMS))
-    found.add_argument("--precisions", type=words(PRECISIONS), default=precisions)
-    found.add_argument("--workloads", type=words(WORKLOADS), default=WORKLOADS)
-    found.add_argument("--rounds", type=int, default=3)
-    found.add_argument("--scale", type=float, default=1.0, help="shrinks every count of requests")
-    found.add_argument("--budget-s", type=float, default=8.0, help="seconds a peer and workload")
-    found.add_argument("--threads", type=int, default=2)
-    apart = "one precision after another, where not all systems fit into memory together"
-    found.add_argument("--apart", action="store_true", help=apart)
-    args = found.parse_args(given)
-    if args.rounds < 1 or args.budget_s <= 0 or not 0 < args.scale <= 1:
-        found.error("--rounds from 1, --budget-s above 0, --scale above 0 and at most 1")
-    return args
-
-
 def main(given: Sequence[str] | None = None) -> None:
     options = parse(given)
     # The stopped runners must not outlive this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    about = begun("benchmarks.compare", given)
+    about = begun("compare", given)
     path = options.out or RESULTS / f"peers-{about['date']}.json"
     about |= {"options": {name: one for name, one in vars(options).items() if name != "out"}}
-    logs = CACHE / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
+    LOGS.mkdir(parents=True, exist_ok=True)
     for name in options.models:
         run = about | {"machine": describe(options.threads)}
-        compare_on(name, options, logs, partial(add_to, path, name, run, time.monotonic()))
+        compare_on(name, options, partial(add_to, path, name, run, time.monotonic()))
         say(f"{name}: wrote {path}")
 
 

@@ -2,15 +2,13 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from .environments import CACHE
 from .figures import Measured, SystemRecord, first_token
 from .peers.protocol import Workload
-from .systems import SYSTEMS, Runner, SystemFailedError
+from .systems import SYSTEMS, Runner, SystemFailedError, SystemSpec
 
 COMPARED = ("generate", "rank", "rank_long", "catalogue", "multi_turn", "long_prompts")
 EVERYONES = (*COMPARED, "first_token")
@@ -59,11 +57,10 @@ class Contest:
     def start(self, systems: list[str], precisions: list[str]) -> None:
         """Start and load every system, to be measured until `close`; one that fails is kept with
         its reason."""
-        for name in systems:
-            spec = SYSTEMS[name]
+        for spec in map(SYSTEMS.__getitem__, systems):
             for precision in spec.precisions:
                 if precision in precisions:
-                    self._start(SystemRecord(name, precision, spec.ours))
+                    self._start(spec, SystemRecord(spec.name, precision, spec.ours))
 
     def add(self, record: SystemRecord, runner: Runner | None) -> None:
         """Let a system take part; one without a runner is reported and not measured."""
@@ -71,13 +68,19 @@ class Contest:
         if runner is not None:
             self._runners[record.label] = runner
 
-    def _start(self, record: SystemRecord) -> None:
-        spec, runner = SYSTEMS[record.system], None
+    def _start(self, spec: SystemSpec, record: SystemRecord) -> None:
+        runner = None
         log = self._logs / f"{record.system}-{record.precision}.log"
         try:
             runner = Runner(spec, record.precision, self._threads, log)
-            loaded = runner.load(self._model, CACHE / "converted" / self._model.name)
-            record.about = asdict(loaded) | {"environment": spec.environment}
+            loaded = runner.load(self._model)
+            record.about = {
+                "load_s": loaded.seconds,
+                "versions": loaded.versions,
+                "settings": loaded.settings,
+                "start_mib": loaded.peak_mib,
+                "environment": spec.environment,
+            }
         except SystemFailedError as error:
             record.failed = str(error)
             if runner is not None:
@@ -99,18 +102,14 @@ class Contest:
         keep is called after every workload, to save what is known so far.
         """
         for number in range(rounds):
+            start = number % len(self.records)
+            in_turn = self.records[start:] + self.records[:start]
             for place, workload in enumerate(workloads.values(), 1):
-                for record in self._in_turn(number, workload):
+                taking_part = [r for r in in_turn if self._takes_part(r, workload.name, number)]
+                for record in taking_part:
                     self._run(record, workload)
                 self.rounds_done = number + (place == len(workloads))
                 keep()
-
-    def _in_turn(self, number: int, workload: Workload) -> Iterator[SystemRecord]:
-        start = number % len(self.records)
-        taking_part = [r for r in self.records if self._takes_part(r, workload.name, number)]
-        for record in self.records[start:] + self.records[:start]:
-            if record in taking_part:
-                yield record
 
     def _takes_part(self, record: SystemRecord, name: str, number: int) -> bool:
         if record.label not in self._runners or name in record.workload_failures:
@@ -123,15 +122,10 @@ class Contest:
             return False
         if median(record.measured[name].seconds) > LONG_S:
             return False
-        return record.ours or record in self._going_on(record.precision, name)
-
-    def _going_on(self, precision: str, workload: str) -> list[SystemRecord]:
-        peers = [
-            record
-            for record in self.records
-            if not record.ours and record.precision == precision and workload in record.measured
-        ]
-        return sorted(peers, key=lambda peer: -peer.measured[workload].rate)[:GOING_ON]
+        rivals = [r for r in self.records if not r.ours and r.precision == record.precision]
+        measured = [r for r in rivals if name in r.measured]
+        fastest = sorted(measured, key=lambda peer: -peer.measured[name].rate)
+        return record.ours or record in fastest[:GOING_ON]
 
     def _run(self, record: SystemRecord, workload: Workload) -> None:
         runner = self._runners[record.label]

@@ -1,11 +1,9 @@
 """How fast a checkpoint of 1.3 billion weights is converted, beside copying its files.
 
-`python -m benchmarks.converting [--layers 24] [--hidden 2048] [--ranks 8] [--out FILE.json]`
-
-A Megatron-LM checkpoint of random weights in FP16 is written into a temporary folder, and synced.
-Then copying its files and converting them are timed by turns, each with a final fsync. The pages of
-the files are dropped before, so that the disk is read. Converting is the whole command, from its
-start to its end.
+A Megatron-LM checkpoint of random weights in FP16 is written below --work, and synced. Then copying
+its files and converting them are timed by turns, each with a final fsync. The pages of the files
+are dropped before, so that the disk is read. Converting is the whole command, from its start to its
+end.
 """
 
 from __future__ import annotations
@@ -13,127 +11,93 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
-import tempfile
-import time
 from argparse import Namespace
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import median
+from typing import TYPE_CHECKING
 
-from benchmarks.machine import describe
-from benchmarks.writing import begun, commit, parser, write_json
+from benchmarks.harness import DEMO_MODEL, Benchmark, Figures, by_turns, seconds_of
 from nightjar.pipeline.front.cli import app
 
 if TYPE_CHECKING:
     import torch
 
-TOKENIZER = Path(__file__).resolve().parents[1] / "examples" / "demo_model"
 ROUNDS = 3
-_ONE = "--one"
+CONVERT = "import sys; from benchmarks.converting import convert; convert(*sys.argv[1:])"
 
 
-def write_checkpoint(folder: Path, layers: int, hidden: int, ranks: int, tokens: int) -> int:
+def write_checkpoint(folder: Path, args: Namespace) -> int:
     """Write the shards; returns their bytes."""
     import torch  # noqa: PLC0415 - the process that converts has none
 
-    total = 0
+    ranks, hidden, tokens, total = args.ranks, args.hidden, args.tokens, 0
+    part = hidden // ranks
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, dtype=torch.float32).half()
+
+    def same(*shape: int) -> torch.Tensor:  # all ranks hold it whole
+        return torch.zeros(shape).half()
+
+    of_a_layer: dict[str, Callable[[], torch.Tensor]] = {
+        "input_layernorm.weight": lambda: same(hidden),
+        "input_layernorm.bias": lambda: same(hidden),
+        "post_attention_layernorm.weight": lambda: same(hidden),
+        "post_attention_layernorm.bias": lambda: same(hidden),
+        "self_attention.query_key_value.weight": lambda: drawn(3 * part, hidden),
+        "self_attention.query_key_value.bias": lambda: drawn(3 * part),
+        "self_attention.dense.weight": lambda: drawn(hidden, part),
+        "self_attention.dense.bias": lambda: same(hidden),
+        "mlp.dense_h_to_4h.weight": lambda: drawn(4 * part, hidden),
+        "mlp.dense_h_to_4h.bias": lambda: drawn(4 * part),
+        "mlp.dense_4h_to_h.weight": lambda: drawn(hidden, 4 * part),
+        "mlp.dense_4h_to_h.bias": lambda: same(hidden),
+    }
+    arguments = Namespace(
+        num_layers=args.layers,
+        hidden_size=hidden,
+        num_attention_heads=hidden // 64,
+        max_position_embeddings=2048,
+        tensor_model_parallel_size=ranks,
+        padded_vocab_size=tokens,
+    )
     for rank in range(ranks):
         path = folder / "iter_0000001" / f"mp_rank_{rank:02d}" / "model_optim_rng.pt"
         path.parent.mkdir(parents=True)
-        names = dict(_tensors(layers, hidden, ranks, tokens))
-        value = {
-            "args": Namespace(
-                num_layers=layers,
-                hidden_size=hidden,
-                num_attention_heads=hidden // 64,
-                max_position_embeddings=2048,
-                tensor_model_parallel_size=ranks,
-                padded_vocab_size=tokens,
-            ),
-            "iteration": 1,
-            "checkpoint_version": 3.0,
-            "model": {
-                "language_model": {
-                    "embedding": {
-                        "word_embeddings": {"weight": _random(tokens // ranks, hidden)},
-                        "position_embeddings": {"weight": torch.zeros(2048, hidden).half()},
-                    },
-                    "encoder": OrderedDict(
-                        (name, torch.zeros(shape).half() if same else _random(*shape))
-                        for name, (shape, same) in names.items()
-                    ),
-                }
-            },
-        }
-        torch.save(value, path)
+        words = drawn(tokens // ranks, hidden)
+        layers = (
+            (f"layers.{n}.{k}", v()) for n in range(args.layers) for k, v in of_a_layer.items()
+        )
+        encoder = OrderedDict(layers)
+        encoder |= {f"final_layernorm.{kind}": same(hidden) for kind in ("weight", "bias")}
+        embedding = {"word_embeddings": {"weight": words}}
+        embedding["position_embeddings"] = {"weight": same(2048, hidden)}
+        model = {"language_model": {"embedding": embedding, "encoder": encoder}}
+        about = {"args": arguments, "iteration": 1, "checkpoint_version": 3.0}
+        torch.save(about | {"model": model}, path)
         total += path.stat().st_size
     (folder / "latest_checkpointed_iteration.txt").write_text("1")
     return total
 
 
-def _tensors(
-    layers: int, hidden: int, ranks: int, _tokens: int
-) -> Iterator[tuple[str, tuple[tuple[int, ...], bool]]]:
-    """Yield name, shape, and whether all ranks hold it whole."""
-    part = hidden // ranks
-    for layer in range(layers):
-        root = f"layers.{layer}."
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            for kind in ("weight", "bias"):
-                yield f"{root}{norm}.{kind}", ((hidden,), True)
-        yield f"{root}self_attention.query_key_value.weight", ((3 * part, hidden), False)
-        yield f"{root}self_attention.query_key_value.bias", ((3 * part,), False)
-        yield f"{root}self_attention.dense.weight", ((hidden, part), False)
-        yield f"{root}self_attention.dense.bias", ((hidden,), True)
-        yield f"{root}mlp.dense_h_to_4h.weight", ((4 * part, hidden), False)
-        yield f"{root}mlp.dense_h_to_4h.bias", ((4 * part,), False)
-        yield f"{root}mlp.dense_4h_to_h.weight", ((hidden, 4 * part), False)
-        yield f"{root}mlp.dense_4h_to_h.bias", ((hidden,), True)
-    for kind in ("weight", "bias"):
-        yield f"final_layernorm.{kind}", ((hidden,), True)
-
-
-def _random(*shape: int) -> torch.Tensor:
-    import torch  # noqa: PLC0415
-
-    return torch.randn(shape, dtype=torch.float32).half()
-
-
-def forget(folder: Path) -> None:
+def forget(*files: Path) -> None:
     """Drop the files' pages, so that the next reader reads the disk."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            forget_file(path)
+    for path in files:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def forget_file(path: Path) -> None:
-    """Drop one file's pages."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def copy(source: Path, target: Path) -> float:
-    """Copy a folder's files by `cp`, and sync them; returns seconds."""
-    began = time.perf_counter()
+def copy(source: Path, target: Path) -> None:
+    """Copy a folder's files by `cp`, and sync them."""
     subprocess.run(["cp", "-r", source, target], check=True)
     for path in target.rglob("*.pt"):
         with path.open("rb") as file:
             os.fsync(file.fileno())
-    return time.perf_counter() - began
-
-
-def converted(source: Path, target: Path) -> dict[str, float]:
-    """Run `nightjar convert`; returns its seconds and peak MiB."""
-    command = [sys.executable, "-m", "benchmarks.converting", _ONE, str(source), str(target)]
-    began = time.perf_counter()
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    seconds = time.perf_counter() - began
-    return {"seconds": seconds, **json.loads(done.stdout.splitlines()[-1])}
 
 
 def peak_mib() -> float:
@@ -143,54 +107,52 @@ def peak_mib() -> float:
     return int(line.split()[1]) / 1024
 
 
-def _one(source: Path, target: Path) -> None:
+def convert(source: str, target: str) -> None:
+    """In a process of its own: run `nightjar convert`, and say what memory it took."""
     before = peak_mib()
-    options = ["--tokenizer", str(TOKENIZER), "--out", str(target)]
-    app(["convert", str(source), *options], standalone_mode=False)
-    sys.stdout.write(json.dumps({"peak_mib": peak_mib(), "before_mib": before}))
+    command = ["convert", source, "--tokenizer", str(DEMO_MODEL), "--out", target]
+    app(command, standalone_mode=False)
+    print(json.dumps({"peak_mib": peak_mib(), "start_mib": before}))
 
 
-def main() -> None:
-    """Measure, print and write."""
-    if sys.argv[1:2] == [_ONE]:
-        _one(Path(sys.argv[2]), Path(sys.argv[3]))
-        return
-    arguments = parser("benchmarks.converting", __doc__)
-    arguments.add_argument("--layers", type=int, default=24)
-    arguments.add_argument("--hidden", type=int, default=2048)
-    arguments.add_argument("--ranks", type=int, default=8)
-    arguments.add_argument("--tokens", type=int, default=51_200)
-    given = arguments.parse_args()
-    found: dict[str, Any] = {**begun("benchmarks.converting"), "commit": commit()}
-    with tempfile.TemporaryDirectory(dir=os.environ.get("NIGHTJAR_BENCH_DIR")) as name:
-        folder = Path(name)
-        source = folder / "source"
-        size = write_checkpoint(source, given.layers, given.hidden, given.ranks, given.tokens)
-        copies, conversions = [], []
-        for number in range(ROUNDS):
-            forget(source)
-            copies.append(copy(source, folder / f"copy{number}"))
-            shutil.rmtree(folder / f"copy{number}")
-            forget(source)
-            conversions.append(converted(source, folder / f"model{number}"))
-            shutil.rmtree(folder / f"model{number}")
-    found |= {
+def measure(args: Namespace, folder: Path) -> Figures:
+    """Both by turns."""
+    source, target = folder / "source", folder / "target"
+    size = write_checkpoint(source, args)
+    memory: list[dict[str, float]] = []
+
+    def run_convert() -> None:
+        command = [sys.executable, "-c", CONVERT, str(source), str(target)]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        memory.append(json.loads(done.stdout.splitlines()[-1]))
+
+    def timed(run: Callable[[], None]) -> float:
+        forget(*(path for path in source.rglob("*") if path.is_file()))
+        seconds = seconds_of(run)
+        shutil.rmtree(target)
+        return seconds
+
+    ways = {"copy": lambda: timed(lambda: copy(source, target))}
+    took = by_turns(ways | {"convert": lambda: timed(run_convert)}, ROUNDS)
+    medians = {f"{name}_median_s": round(median(found), 2) for name, found in took.items()}
+    return {
         "bytes": size,
-        "ranks": given.ranks,
-        "copy_s": copies,
-        "convert_s": [one["seconds"] for one in conversions],
+        "ranks": args.ranks,
+        **{f"{name}_s": found for name, found in took.items()},
         "gib": round(size / 2**30, 2),
-        "peak_mib": max(one["peak_mib"] for one in conversions),
-        "start_mib": max(one["before_mib"] for one in conversions),
-        "machine": describe(1, with_torch=False),
+        **{name: max(one[name] for one in memory) for name in ("peak_mib", "start_mib")},
+        **medians,
+        "share_of_copy": round(medians["copy_median_s"] / medians["convert_median_s"], 3),
     }
-    found["copy_median_s"] = round(statistics.median(copies), 2)
-    found["convert_median_s"] = round(statistics.median(found["convert_s"]), 2)
-    found["share_of_copy"] = round(found["copy_median_s"] / found["convert_median_s"], 3)
-    sys.stdout.write(json.dumps(found, indent=2) + "\n")
-    if given.out is not None:
-        write_json(given.out, found)
 
+
+OPTIONS = {
+    "--layers": (24, "of the model"),
+    "--hidden": (2048, "its width"),
+    "--ranks": (8, "shards"),
+    "--tokens": (51_200, "of its vocabulary"),
+}
+BENCHMARK = Benchmark("converting", __doc__, measure, options=OPTIONS)
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -11,10 +11,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .writing import ROOT
+from .harness import ROOT, write_whole
 
 CACHE = ROOT / "benchmarks" / ".cache"
 REQUIREMENTS = ROOT / "benchmarks" / "peers"
+FAILED = "installation failed: "
 
 # Packages ask for builds of these that do not load beside a CPU torch, and run without them.
 UNWANTED = {"vllm": ("torchvision", "torchaudio", "torchcodec"), "openvino": ("torchvision",)}
@@ -28,35 +29,28 @@ def environment_python(name: str) -> Path:
     return CACHE / "venvs" / name / "bin" / "python"
 
 
-def _installed(name: str) -> Path:
-    """Holds the requirements that the environment was made from, once it is whole."""
-    return CACHE / "venvs" / f"{name}.installed.txt"
-
-
-def _failed(name: str) -> Path:
-    """Holds the reason why the environment could not be made."""
-    return CACHE / "venvs" / f"{name}.failed.txt"
+def _note(name: str) -> Path:
+    """Holds the requirements that a whole environment was made from, or why it was not made."""
+    return CACHE / "venvs" / f"{name}.txt"
 
 
 def failure_of(name: str) -> str | None:
     """Why a peer has no environment, or None when it has one."""
-    if _installed(name).is_file():
-        return None
-    if _failed(name).is_file():
-        return _failed(name).read_text(encoding="utf-8")
-    return f"not installed: python -m benchmarks.environments {name}"
+    if not _note(name).is_file():
+        return f"not installed: python -m benchmarks.environments {name}"
+    said = _note(name).read_text(encoding="utf-8")
+    return said if said.startswith(FAILED) else None
 
 
 def make_environment(name: str) -> str | None:
     """Make a peer's environment unless it is there already; returns why that failed, or None."""
     requirements = REQUIREMENTS / f"requirements-{name}.txt"
-    wanted, installed = requirements.read_text(encoding="utf-8"), _installed(name)
-    if installed.is_file() and installed.read_text(encoding="utf-8") == wanted:
+    wanted, note = requirements.read_text(encoding="utf-8"), _note(name)
+    if note.is_file() and note.read_text(encoding="utf-8") == wanted:
         return None
     python = environment_python(name)
     shutil.rmtree(python.parents[1], ignore_errors=True)
-    installed.parent.mkdir(parents=True, exist_ok=True)
-    installed.unlink(missing_ok=True)
+    note.unlink(missing_ok=True)
     pip = [str(python), "-m", "pip", "--disable-pip-version-check"]
     commands = [
         [sys.executable, "-m", "venv", str(python.parents[1])],
@@ -70,10 +64,9 @@ def make_environment(name: str) -> str | None:
             subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     except subprocess.CalledProcessError as error:
         said = error.stderr.strip().splitlines()[-1:] or [str(error.returncode)]
-        _failed(name).write_text(f"installation failed: {said[0]}", encoding="utf-8")
-        return failure_of(name)
-    installed.write_text(wanted, encoding="utf-8")
-    return None
+        wanted = f"{FAILED}{said[0]}"
+    write_whole(note, wanted)
+    return failure_of(name)
 
 
 def peer_names() -> list[str]:

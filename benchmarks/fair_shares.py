@@ -1,16 +1,12 @@
 """Fair shares with real processes: tenants of weights 3 and 1, and a third that floods.
 
-    python -m benchmarks.fair_shares [--seconds 60] [--database sqlite]
-
 All processes of a deployment run, and the engine is the fake one. The flood of small jobs is
 submitted first and runs alone for a while. Then come "gold" (weight 3, long rows)
 and "silver" (weight 1, short rows), a job each. Later gold is paused, and then resumed. In each
 phase the shares of the computed tokens are counted. Shares are ratios: on a loaded machine all
-phases compute less, so the windows of a phase are fewer and its shares rougher. Writes
-`benchmarks/results/fair-shares-<date>.json`.
+phases compute less, so the windows of a phase are fewer and its shares rougher.
 """
 
-import os
 import time
 from argparse import Namespace
 from collections import Counter
@@ -23,8 +19,7 @@ import sqlalchemy as sa
 
 from benchmarks.control_plane.requests import submit
 from benchmarks.control_plane.services import deployment, wait_until
-from benchmarks.harness import Benchmark
-from benchmarks.writing import Figures
+from benchmarks.harness import DATABASES, Benchmark, Figures
 from nightjar.jobs.states import MicroBatchState
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.account_tables import tenant as tenant_table
@@ -79,13 +74,13 @@ def shares(store: Store, seconds: float) -> Figures:
     return {"tokens": done, "shares": {one: round(done[one] / total, 4) for one in WEIGHTS}}
 
 
-def measure(_: str, args: Namespace, folder: Path) -> Figures:
+def measure(args: Namespace, folder: Path) -> Figures:
     with deployment(args.database, folder, args.model, **SETTINGS) as running:
         store = Store(running.database.url)
         set_weights(store)
         found = phases(store, args.seconds)
         store.close()
-    return found | {"load_average": [round(one, 1) for one in os.getloadavg()]}
+    return {"phases": found}
 
 
 def phases(store: Store, seconds: float) -> Figures:
@@ -117,18 +112,11 @@ def phases(store: Store, seconds: float) -> Figures:
     return found
 
 
-BENCHMARK = Benchmark(
-    "benchmarks.fair_shares",
-    __doc__,
-    measure,
-    ways=("phases",),
-    ways_option="--ways",
-    options={
-        "--seconds": (60.0, "of the longest phase"),
-        "--database": ("sqlite", "or postgresql"),
-    },
-    about={"weights": WEIGHTS},
-)
+OPTIONS = {
+    "--seconds": (60.0, "of the longest phase"),
+    "--database": ("sqlite", "that is used", DATABASES),
+}
+BENCHMARK = Benchmark("fair_shares", __doc__, measure, options=OPTIONS, about={"weights": WEIGHTS})
 
 if __name__ == "__main__":
     BENCHMARK.main()

@@ -6,8 +6,8 @@ Nothing here measures anything.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
+from .harness import Figures
 from .peers.protocol import Outcome, Workload
 
 
@@ -45,7 +45,7 @@ class SystemRecord:
     precision: str
     ours: bool
     failed: str | None = None
-    about: dict[str, Any] = field(default_factory=dict)
+    about: Figures = field(default_factory=dict)
     measured: dict[str, Measured] = field(default_factory=dict)
     workload_failures: dict[str, str] = field(default_factory=dict)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
@@ -59,14 +59,14 @@ class SystemRecord:
 
 def ratios(
     records: Sequence[SystemRecord], workloads: Sequence[str], *, by_token: bool = False
-) -> dict[str, Any]:
+) -> Figures:
     """Each precision of ours over the fastest peer, per workload.
 
     by_precision compares the same with the same; over_fastest_peer holds each precision of ours
     against the fastest peer of any precision.  by_token: generated tokens a second in place of
     requests, for the workloads that generate.
     """
-    found: dict[str, Any] = {"by_precision": {}, "over_fastest_peer": {}}
+    found: Figures = {"by_precision": {}, "over_fastest_peer": {}}
     for workload in workloads:
         rates: dict[str, float] = {}
         for one in records:
@@ -77,10 +77,8 @@ def ratios(
             if not ours.ours or ours.label not in rates:
                 continue
             same = [one.label for one in records if one.precision == ours.precision]
-            for kind, rivals in (
-                ("by_precision", peers.intersection(same)),
-                ("over_fastest_peer", peers),
-            ):
+            rivals_of = {"by_precision": peers.intersection(same), "over_fastest_peer": peers}
+            for kind, rivals in rivals_of.items():
                 if rivals:
                     peer = max(rivals, key=rates.__getitem__)
                     ratio = {"ratio": round(rates[ours.label] / rates[peer], 3)}
@@ -89,12 +87,12 @@ def ratios(
     return found
 
 
-def agreement(reference: Outcome, outcome: Outcome) -> dict[str, Any]:
+def agreement(reference: Outcome, outcome: Outcome) -> Figures:
     """Share of equal texts, and the largest relative difference of a score, where both have one.
 
     A system that ran the first part of a workload is compared on that part.
     """
-    found: dict[str, Any] = {}
+    found: Figures = {}
     texts = list(zip(reference.generated, outcome.generated, strict=False))
     if texts:
         equal = sum(wanted.text == given.text for wanted, given in texts)
@@ -110,11 +108,11 @@ def agreement(reference: Outcome, outcome: Outcome) -> dict[str, Any]:
     return found
 
 
-def text_figures(workload: Workload, measured: Measured, outcome: Outcome) -> dict[str, Any]:
+def text_figures(workload: Workload, measured: Measured, outcome: Outcome) -> Figures:
     """Of a workload that generates: how long the texts are, and how many ended at their stop."""
     pairs = list(zip(workload.generations, outcome.generated, strict=False))
     stops = [text.tokens < asked.max_tokens for asked, text in pairs if asked.stop is not None]
-    found: dict[str, Any] = {
+    found: Figures = {
         "tokens_a_text": round(measured.tokens / len(pairs), 2),
         "tokens_per_s": round(measured.token_rate, 2),
     }
@@ -123,14 +121,14 @@ def text_figures(workload: Workload, measured: Measured, outcome: Outcome) -> di
 
 def record_figures(
     record: SystemRecord, reference: SystemRecord | None, workloads: Mapping[str, Workload]
-) -> dict[str, Any]:
+) -> Figures:
     """A system's part of the result."""
-    figures: dict[str, Any] = {"system": record.system, "precision": record.precision}
+    figures: Figures = {"system": record.system, "precision": record.precision}
     if record.failed is not None:
         return figures | {"failed": record.failed}
     measured = {}
     for name, one in record.measured.items():
-        entry: dict[str, Any] = {"units": one.units, "of": one.of, "rate": round(one.rate, 3)}
+        entry: Figures = {"units": one.units, "of": one.of, "rate": round(one.rate, 3)}
         entry["seconds"] = [round(seconds, 3) for seconds in one.seconds]
         if record.outcomes[name].generated:
             entry |= text_figures(workloads[name], one, record.outcomes[name])

@@ -6,6 +6,7 @@ It needs nothing but torch, so that it runs on a bare GPU machine.
 import os
 import platform
 import subprocess
+import sys
 from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,15 @@ def has_bf16() -> bool:
     return not {"avx512_bf16", "amx_bf16"}.isdisjoint(_cpuinfo("flags").split())
 
 
-def describe(threads: int, *, with_torch: bool = True) -> dict[str, Any]:
+def describe(threads: int | None = None) -> dict[str, Any]:
     """Processor, memory, versions; `load_before` is the load average when this is called.
 
-    with_torch: import it and say what it makes of the processor; it takes 200 MiB.
+    threads: those that compute, unless all that torch uses.  What torch makes of the processor is
+    told where it is loaded: it takes 200 MiB.
     """
+    torch = sys.modules.get("torch")
+    if threads is None:
+        threads = torch.get_num_threads() if torch else os.cpu_count()
     flags = set(_cpuinfo("flags").split())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     found = {
@@ -47,9 +52,7 @@ def describe(threads: int, *, with_torch: bool = True) -> dict[str, Any]:
         "python": platform.python_version(),
         "load_before": round(os.getloadavg()[0], 2),
     }
-    if with_torch:
-        import torch  # noqa: PLC0415
-
+    if torch:
         found["torch_capability"] = torch.backends.cpu.get_cpu_capability()
         found["torch"] = torch.__version__
     return found

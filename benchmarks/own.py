@@ -1,24 +1,49 @@
-"""Figures of our engine alone: what they are and what they are held against stands here."""
+"""Figures of our engine alone, and the bound that it is held against: the bare forward.
+
+That is a model's products and attention, and nothing else.  It has the engine's packed products,
+and the LM head at the rows that need it.  Attention reads keys that lie one after another.
+"""
 
 import json
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from .bare_forward import decode_rate, prefill_rate
-from .figures import SystemRecord, median_first_token
-from .peers.protocol import Workload
+import torch
+from torch import Tensor
+
+from benchmarks.figures import SystemRecord, median_first_token
+from benchmarks.harness import Figures, seconds_of
+from benchmarks.peers.protocol import Workload
+from nightjar.checkpoints import ModelDirectory
+from nightjar.gpu_worker.models import Decoder, load_model
+from nightjar.kernels import (
+    Chunk,
+    ChunkLayout,
+    PagedLayout,
+    decode_attention,
+    linear,
+    prefill_attention,
+)
 
 BYTES_PER_WEIGHT = {"fp32": 4, "bf16": 2, "int8": 1}
 KV_BUDGET_MIB = 1024
 """EngineConfig's default."""
+PREFILL_ROWS = 512
+PREFILL_LENGTH = 128
+"""Tokens of each of the prefill's sequences."""
+
+REPEATS = 7
+BLOCK_SIZE = 32
+
+Attention = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+"""Of a step's queries [T, Hq, D], a layer's keys and values, and the scale: [T, Hq, D]."""
 
 
 def figures(
     records: Sequence[SystemRecord], workloads: dict[str, Workload], model: Path, threads: int
-) -> dict[str, Any]:
+) -> Figures:
     """By precision: what the goals of docs/performance.md ask of the engine itself."""
     return {
         record.precision: _of_record(record, workloads, model, threads)
@@ -29,9 +54,9 @@ def figures(
 
 def _of_record(
     record: SystemRecord, workloads: dict[str, Workload], model: Path, threads: int
-) -> dict[str, Any]:
+) -> Figures:
     seconds = {name: median(one.seconds) for name, one in record.measured.items()}
-    found: dict[str, Any] = {"memory": memory(record, model)}
+    found: Figures = {"memory": memory(record, model)}
     if {"mixed_lengths", "even_lengths"} <= seconds.keys():
         found["mixed_over_even"] = round(seconds["even_lengths"] / seconds["mixed_lengths"], 3)
     if {"full_answers", "short_answers"} <= seconds.keys():
@@ -43,7 +68,7 @@ def _of_record(
     return found
 
 
-def memory(record: SystemRecord, model: Path) -> dict[str, Any]:
+def memory(record: SystemRecord, model: Path) -> Figures:
     """Peak of the process over weights and KV budget; `start_mib` is Python and its libraries."""
     raw = (model / "model.safetensors").read_bytes()
     tensors = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
@@ -65,7 +90,7 @@ def bare_share(
     workloads: dict[str, Workload],
     model: Path,
     threads: int,
-) -> dict[str, Any]:
+) -> Figures:
     """Prefill and decode as shares of what the bare forward does, measured in the same run."""
     prompts = workloads["prefill_only"].generations
     prefill = sum(len(g.token_ids) for g in prompts) / seconds["prefill_only"]
@@ -93,3 +118,89 @@ def bare_rates(
         prefill_rate(model, precision, threads),
         decode_rate(model, precision, threads, rows, context),
     )
+
+
+def prefill_rate(model_directory: Path, dtype: str, threads: int) -> float:
+    """Prompt tokens/s: PREFILL_ROWS packed rows a step, the best of REPEATS steps.
+
+    Past the last attention only each sequence's last row is computed, as in the engine.
+    """
+    model, batch = _model(model_directory, dtype), PREFILL_ROWS // PREFILL_LENGTH
+    last_rows = torch.arange(1, batch + 1) * PREFILL_LENGTH - 1
+    chunks = [Chunk(table, 0, PREFILL_LENGTH) for table in _tables(batch, PREFILL_LENGTH)]
+    layout = ChunkLayout.build(chunks, BLOCK_SIZE)
+
+    def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        return prefill_attention(q, keys, values, layout, scale)
+
+    cached = _cache(model, batch, PREFILL_LENGTH)
+    return PREFILL_ROWS / _best_s(model, PREFILL_ROWS, attend, cached, last_rows, threads)
+
+
+def decode_rate(model_directory: Path, dtype: str, threads: int, batch: int, context: int) -> float:
+    """Generated tokens/s: one row for each of `batch` sequences that attend to `context` keys."""
+    model = _model(model_directory, dtype)
+    layout = PagedLayout.build(_tables(batch, context), [context] * batch, BLOCK_SIZE)
+
+    def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        return decode_attention(q, keys, values, layout, scale)
+
+    cached = _cache(model, batch, context)
+    return batch / _best_s(model, batch, attend, cached, torch.arange(batch), threads)
+
+
+def _tables(batch: int, context: int) -> list[list[int]]:
+    """Each sequence's blocks in turn."""
+    each = -(-context // BLOCK_SIZE)
+    return [list(range(i * each, (i + 1) * each)) for i in range(batch)]
+
+
+def _cache(model: Decoder, batch: int, context: int) -> Tensor:
+    """Random keys and values [layers, 2, blocks, Hkv, S, D]."""
+    config, blocks = model.config, batch * -(-context // BLOCK_SIZE)
+    shape = (config.n_layers, 2, blocks, config.n_kv_heads, BLOCK_SIZE, config.head_size)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(model.cache_dtype)
+
+
+@lru_cache(maxsize=1)
+def _model(model_directory: Path, dtype: str) -> Decoder:
+    return load_model(ModelDirectory.open(model_directory), dtype)
+
+
+@torch.inference_mode()
+def _best_s(
+    model: Decoder,
+    rows: int,
+    attention: Attention,
+    cached: Tensor,
+    output_rows: Tensor,
+    threads: int,
+) -> float:
+    """Seconds of the fastest of several forward passes over `rows` rows."""
+    config, layers = model.config, model.weights.layers
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(rows, config.hidden_size, generator=generator).to(model.dtype)
+
+    def step() -> None:
+        for index, layer in enumerate(layers):
+            # Heads are kept no wider than the cache keeps them, as in the engine.
+            qkv = linear(start, layer.qkv, out_dtype=model.cache_dtype)
+            q = qkv.view(rows, -1, config.head_size)[:, : config.n_heads]
+            keys, values = cached[index]
+            attended = attention(q, keys, values, config.attention_scales[index]).flatten(1)
+            if index == len(layers) - 1:
+                attended = attended[output_rows]
+            linear(attended, layer.attention_out)
+            # Every product reads rows of the start's size: without norms, what one layer gives
+            # would grow from layer to layer past what a float holds.
+            wide = linear(start[: attended.shape[0]], layer.up, config.activation)
+            linear(wide, layer.down)
+        linear(start[: output_rows.shape[0]], model.weights.head)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        step()
+        return min(seconds_of(step) for _ in range(REPEATS))
+    finally:
+        torch.set_num_threads(before)

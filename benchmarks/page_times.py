@@ -1,16 +1,12 @@
 """How long the web page takes over many jobs and a large one, and how many bytes it sends.
 
-    python -m benchmarks.page_times [--rows 1000000] [--jobs 10000] [--times 200]
-
 A database holds many small jobs and one large job that runs. `nightjar api` serves the page over
 it. One client asks for each page again and again and takes the answers compressed, as browsers do.
 Times are those of the client on the same machine, so they are a little longer than the server's
-own. `assets_bytes` is what a first visit loads besides. Measures SQLite and PostgreSQL, and writes
-`benchmarks/results/page-times-<date>.json`.
+own. `assets_bytes` is what a first visit loads besides.
 """
 
 import re
-import time
 from argparse import Namespace
 from pathlib import Path
 
@@ -18,8 +14,7 @@ import httpx
 
 from benchmarks.control_plane.services import fresh_database
 from benchmarks.control_plane.watch import latencies
-from benchmarks.harness import Benchmark
-from benchmarks.writing import Figures
+from benchmarks.harness import DATABASES, Benchmark, Figures, seconds_of
 from nightjar.jobs.store import Store
 from tests.api_process import running_api
 from tests.bulk_jobs import later_micro_batches, old_jobs, running_job
@@ -48,9 +43,9 @@ def pages(job_id: str, rows: int) -> dict[str, str]:
     }
 
 
-def measure(kind: str, args: Namespace, folder: Path) -> Figures:
+def measure(args: Namespace, folder: Path) -> Figures:
     """The times and the bytes of each page."""
-    with fresh_database(kind, folder) as database:
+    with fresh_database(args.way, folder) as database:
         store = Store(database.url)
         store.migrate()
         old_jobs(store, args.jobs)
@@ -81,14 +76,11 @@ def measure(kind: str, args: Namespace, folder: Path) -> Figures:
 
 def timed(client: httpx.Client, path: str, times: int) -> Figures:
     """The latencies of a page, and the bytes of its largest answer."""
-    for _ in range(WARM_UP):
-        fetched(client, path)
-    seconds, most = [], 0
-    for _ in range(times):
-        began = time.perf_counter()
-        most = max(most, fetched(client, path))
-        seconds.append(time.perf_counter() - began)
-    return {**latencies(seconds), "bytes": most}
+    sizes: list[int] = []
+    seconds = [
+        seconds_of(lambda: sizes.append(fetched(client, path))) for _ in range(WARM_UP + times)
+    ]
+    return {**latencies(seconds[WARM_UP:]), "bytes": max(sizes)}
 
 
 def fetched(client: httpx.Client, path: str) -> int:
@@ -98,17 +90,13 @@ def fetched(client: httpx.Client, path: str) -> int:
     return answer.num_bytes_downloaded
 
 
-BENCHMARK = Benchmark(
-    "benchmarks.page_times",
-    __doc__,
-    measure,
-    options={
-        "--rows": (1_000_000, "of the large job"),
-        "--jobs": (10_000, "small jobs beside it"),
-        "--times": (200, "requests of each page"),
-    },
-    about={"asked": {"p99_ms": 100, "bytes": 200_000}},
-)
+OPTIONS = {
+    "--rows": (1_000_000, "of the large job"),
+    "--jobs": (10_000, "small jobs beside it"),
+    "--times": (200, "requests of each page"),
+}
+ASKED = {"asked": {"p99_ms": 100, "bytes": 200_000}}
+BENCHMARK = Benchmark("page_times", __doc__, measure, DATABASES, options=OPTIONS, about=ASKED)
 
 if __name__ == "__main__":
     BENCHMARK.main()

@@ -8,20 +8,15 @@ worker does it. Tuned and plain micro-batches take turns, so that both meet the 
 
 import hashlib
 import random
-import statistics
-import tempfile
-import time
-from collections.abc import Callable
+from argparse import Namespace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from statistics import median
 
 import numpy as np
-import torch
 from safetensors.numpy import save
 
-from benchmarks.machine import describe
-from benchmarks.writing import RESULTS, begun, commit, parser, write_json
+from benchmarks.harness import Benchmark, Figures, by_turns, seconds_of
 from nightjar.checkpoints import ModelDirectory
 from nightjar.compute_config import ComputeConfig
 from nightjar.gpu_worker.compute import messages
@@ -29,9 +24,8 @@ from nightjar.gpu_worker.worker.launcher import Launcher
 from nightjar.jobs.store import Store
 from nightjar.requests import GenerateRequest, SamplingParams
 
-REGISTERED, TOGETHER, ROUNDS = 1000, 50, 24
-VECTORS, PROMPT, ANSWER = 16, 96, 32
-MODEL = Path("examples/demo_model")
+SIZES = {"registered": 1000, "together": 50, "vectors": 16, "prompt": 96, "answer": 32}
+REGISTERED, TOGETHER, VECTORS, PROMPT, ANSWER = SIZES.values()
 
 
 def registered(store: Store, width: int) -> list[str]:
@@ -45,20 +39,15 @@ def registered(store: Store, width: int) -> list[str]:
     return keys
 
 
-def request(ticket: int, ids: list[int], key: str | None) -> messages.Generate:
-    """A request that generates ANSWER tokens."""
-    sampling = SamplingParams(ANSWER, ignore_eos=True)
-    return messages.Generate(GenerateRequest(ticket, ids, sampling, key))
-
-
-def seconds(launcher: Launcher, store: Store, prompts: list[list[int]], keys: list[str]) -> float:
-    """Compute a micro-batch, with vectors where keys are given; returns how long it took."""
-    named: list[str | None] = [*keys] or [None] * len(prompts)
-    began = time.perf_counter()
+def compute(launcher: Launcher, store: Store, prompts: list[list[int]], keys: list[str]) -> None:
+    """Compute a micro-batch, with vectors where keys are given."""
     missing = launcher.missing_vectors(keys)
     data = store.vectors.data(missing) if missing else {}
+    sampling = SamplingParams(ANSWER, ignore_eos=True)
+    named: list[str | None] = [*keys] or [None] * len(prompts)
     asked = [
-        request(launcher.next_ticket(), ids, key) for ids, key in zip(prompts, named, strict=True)
+        messages.Generate(GenerateRequest(launcher.next_ticket(), ids, sampling, key))
+        for ids, key in zip(prompts, named, strict=True)
     ]
     flight = launcher.submit(asked, keys, data)
     flight.done.wait()
@@ -66,54 +55,46 @@ def seconds(launcher: Launcher, store: Store, prompts: list[list[int]], keys: li
         raise flight.lost
     if failed := [one for one in flight.answers.values() if isinstance(one, messages.Failed)]:
         raise RuntimeError(failed[0].message)
-    return time.perf_counter() - began
 
 
-def measured(launcher: Launcher, store: Store, keys: list[str], vocab_size: int) -> dict[str, Any]:
+def measured(
+    launcher: Launcher, store: Store, keys: list[str], vocab_size: int, rounds: int
+) -> Figures:
     """Both kinds of micro-batch in turn; the first of each is not counted."""
-    drawn = random.Random(0)
-    places = list(range(vocab_size, vocab_size + VECTORS))
-    took: dict[str, list[float]] = {"plain": [], "tuned": []}
-    run: Callable[..., float] = partial(seconds, launcher, store)
-    for _ in range(ROUNDS + 1):
-        plain = [drawn.sample(range(100, vocab_size), PROMPT) for _ in range(TOGETHER)]
-        other = [
-            places + drawn.sample(range(100, vocab_size), PROMPT - VECTORS) for _ in range(TOGETHER)
-        ]
-        took["plain"].append(run(plain, []))
-        took["tuned"].append(run(other, drawn.sample(keys, TOGETHER)))
+    drawn, places = random.Random(0), list(range(vocab_size, vocab_size + VECTORS))
+
+    def seconds(kind: str) -> float:
+        start = places if kind == "tuned" else []
+        length = PROMPT - len(start)
+        texts = [start + drawn.sample(range(100, vocab_size), length) for _ in range(TOGETHER)]
+        named = drawn.sample(keys, TOGETHER) if kind == "tuned" else []
+        return seconds_of(partial(compute, launcher, store, texts, named))
+
+    ways = {kind: partial(seconds, kind) for kind in ("plain", "tuned")}
+    medians = {kind: median(took) for kind, took in by_turns(ways, rounds, warm=1).items()}
     tokens = TOGETHER * (PROMPT + ANSWER)
-    medians = {kind: statistics.median(times[1:]) for kind, times in took.items()}
-    return {
-        **{f"{kind}_tokens_per_s": tokens / median for kind, median in medians.items()},
-        "tuned_to_plain": medians["plain"] / medians["tuned"],
-        "tuned_to_plain_of_pairs": statistics.median(
-            plain / tuned for plain, tuned in zip(took["plain"][1:], took["tuned"][1:], strict=True)
-        ),
-    }
+    rates = {f"{kind}_tokens_per_s": tokens / seconds for kind, seconds in medians.items()}
+    return rates | {"tuned_to_plain": medians["plain"] / medians["tuned"]}
 
 
-def main() -> None:
-    """Measure with the demo model on the CPU, and write the figures."""
-    options = parser("benchmarks.prompt_vectors", __doc__).parse_args()
-    result = begun("benchmarks.prompt_vectors") | {"commit": commit()}
-    model = ModelDirectory.open(MODEL)
-    with tempfile.TemporaryDirectory() as folder:
-        store = Store(f"sqlite:///{folder}/vectors.db")
-        store.migrate()
-        keys = registered(store, model.config.hidden_size)
-        launcher = Launcher(ComputeConfig(MODEL, dtype="fp32"), on_failure=print)
-        try:
-            launcher.wait_ready()
-            found = measured(launcher, store, keys, model.config.vocab_size)
-        finally:
-            launcher.close()
-            store.close()
-    sizes = {"registered": REGISTERED, "together": TOGETHER, "vectors": VECTORS}
-    sizes |= {"prompt": PROMPT, "answer": ANSWER, "rounds": ROUNDS}
-    result |= {"machine": describe(torch.get_num_threads()), **sizes, **found}
-    write_json(options.out or RESULTS / f"prompt-vectors-{result['date']}.json", result)
+def measure(args: Namespace, folder: Path) -> Figures:
+    """With the demo model on the CPU."""
+    model = ModelDirectory.open(args.model)
+    store = Store(f"sqlite:///{folder.resolve()}/vectors.db")
+    store.migrate()
+    keys = registered(store, model.config.hidden_size)
+    launcher = Launcher(ComputeConfig(args.model, dtype="fp32"), on_failure=print)
+    try:
+        launcher.wait_ready()
+        found = measured(launcher, store, keys, model.config.vocab_size, args.rounds)
+    finally:
+        launcher.close()
+        store.close()
+    return SIZES | {"rounds": args.rounds} | found
 
+
+OPTIONS = {"--rounds": (24, "each has a micro-batch of both kinds")}
+BENCHMARK = Benchmark("prompt_vectors", __doc__, measure, options=OPTIONS)
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -1,11 +1,9 @@
 """How long others wait while a job of a million rows is purged.
 
-    python -m benchmarks.purging [--rows 1000000] [--databases sqlite,postgresql]
-
 One process claims and finishes micro-batches of a job, as a GPU worker does, and asks what is to be
 dispatched. First it is alone with a process that sweeps and has nothing to purge; then that process
 purges the large job. Both are on one machine. The figures are of `claim`, `finish` and
-`dispatchable`, each a call of the store. Writes `benchmarks/results/purging-<date>.json`.
+`dispatchable`, each a call of the store.
 """
 
 import multiprocessing
@@ -19,8 +17,7 @@ from pathlib import Path
 from benchmarks.control_plane.requests import plan, submit
 from benchmarks.control_plane.services import fresh_database
 from benchmarks.control_plane.watch import latencies
-from benchmarks.harness import Benchmark
-from benchmarks.writing import Figures
+from benchmarks.harness import DATABASES, Benchmark, Figures
 from nightjar.jobs.purge_records import PurgeScope
 from nightjar.jobs.records import MicroBatchRef, NewResult
 from nightjar.jobs.store import Store
@@ -35,9 +32,9 @@ PAUSE_S = 0.01  # a worker computes in between
 MODEL = "f" * 64
 
 
-def measure(kind: str, args: Namespace, folder: Path) -> Figures:
+def measure(args: Namespace, folder: Path) -> Figures:
     """The delays of a worker's calls, without a purge and beside one."""
-    with fresh_database(kind, folder) as database:
+    with fresh_database(args.way, folder) as database:
         store = Store(database.url)
         store.migrate()
         large = finished_job(store, args.rows, days=30)
@@ -130,12 +127,8 @@ def _sweep(url: str, keep_days: float | None) -> None:
         time.sleep(max(SWEEP_EVERY_S / 10, SWEEP_EVERY_S - (time.monotonic() - began)))
 
 
-BENCHMARK = Benchmark(
-    "benchmarks.purging",
-    __doc__,
-    measure,
-    options={"--rows": (1_000_000, "of the job"), "--quiet-s": (60.0, "seconds without a purge")},
-)
+OPTIONS = {"--rows": (1_000_000, "of the job"), "--quiet-s": (60.0, "seconds without a purge")}
+BENCHMARK = Benchmark("purging", __doc__, measure, DATABASES, options=OPTIONS)
 
 if __name__ == "__main__":
     BENCHMARK.main()

@@ -1,15 +1,13 @@
 """The real run: 10,000 requests of real Korean text through `nightjar run`, and a pile of reviews.
 
-    python -m benchmarks.real_run --data DIR [--model examples/demo_model] [--work DIR]
-
-DIR holds `chatbot/train.csv` and `nsmc/train.tsv` (examples/demo_model/README.md names them).
 Half of the 10,000 requests generate an answer with a stop string, half rank 16 answers of which
-one is the true one; then the reviews that were kept out of training are ranked. Writes
-`benchmarks/results/real-run-<date>.json` and two plots beside it.
+one is the true one; then the reviews that were kept out of training are ranked. Two plots lie
+beside the result.
 """
 
 import json
 import random
+from argparse import Namespace
 from collections import Counter
 from pathlib import Path
 
@@ -18,8 +16,7 @@ import pandas as pd
 
 from benchmarks.control_plane.requests import batch_line
 from benchmarks.control_plane.watch import Watch, nightjar_run
-from benchmarks.machine import describe
-from benchmarks.writing import RESULTS, Figures, begun, parser, write_json
+from benchmarks.harness import DATA, Benchmark, Figures
 from examples.demo_training.data import STOP, VERDICTS, Data, Turn, load_data
 
 GENERATIONS = 5_000
@@ -77,10 +74,10 @@ def run(source: Path, lines: list[str], model: Path) -> tuple[float, Watch, Bodi
 
 def usage(bodies: Bodies) -> pd.DataFrame:
     """Of each generated answer its tokens, and how it ended."""
-    generated = [body for name, body in bodies.items() if name.startswith("generate-")]
-    reasons = [{"finish_reason": body["choices"][0]["finish_reason"]} for body in generated]
     return pd.DataFrame(
-        body["usage"] | reason for body, reason in zip(generated, reasons, strict=True)
+        body["usage"] | {"finish_reason": body["choices"][0]["finish_reason"]}
+        for name, body in bodies.items()
+        if name.startswith("generate-")
     )
 
 
@@ -96,13 +93,8 @@ def memory_figures(samples: pd.DataFrame) -> Figures:
     }
 
 
-def plot_tokens(made: pd.Series, path: Path) -> None:
-    """Requested against generated tokens: how early answers stop."""
-    axes = made.plot.hist(bins=range(1, MAX_TOKENS + 2), color="#2b6cb0", figsize=(7, 3.5))
-    axes.axvline(MAX_TOKENS, color="#c53030", label=f"requested: {MAX_TOKENS}")
-    axes.axvline(made.mean(), color="#2f855a", label=f"mean: {made.mean():.1f}")
-    axes.set(xlabel="tokens generated", ylabel="requests", title="Requested against generated")
-    axes.legend()
+def plot(path: Path) -> None:
+    """Save what was drawn."""
     plt.savefig(path, bbox_inches="tight", dpi=110)
     plt.close()
 
@@ -122,20 +114,25 @@ def review_figures(data: Data, model: Path, work: Path) -> Figures:
     return {"reviews": len(reviews), "accuracy": accuracy, "wall_s": round(seconds, 1)}
 
 
-def main() -> None:
-    arguments = parser("benchmarks.real_run", __doc__)
-    arguments.add_argument("--data", type=Path, required=True)
-    arguments.add_argument("--model", type=Path, default=Path("examples/demo_model"))
-    arguments.add_argument("--work", type=Path, default=Path("build/real-run"))
-    args = arguments.parse_args()
-    args.work.mkdir(parents=True)
-    figures = begun("benchmarks.real_run") | {"machine": describe(2)}
-    path = args.out or RESULTS / f"real-run-{figures['date']}.json"
+def measure(args: Namespace, folder: Path) -> Figures:
+    """The run, then the reviews."""
     data = load_data(args.data)
     lines = requests(data, random.Random(17))
-    seconds, watch, bodies = run(args.work / "requests.jsonl", lines, args.model)
+    seconds, watch, bodies = run(folder / "requests.jsonl", lines, args.model)
     tokens, samples = usage(bodies), pd.DataFrame(watch.samples)
-    figures |= {
+    made, plots = tokens["completion_tokens"], args.out.with_suffix("")
+    plots.parent.mkdir(parents=True, exist_ok=True)
+    # How early answers stop.
+    axes = made.plot.hist(bins=range(1, MAX_TOKENS + 2), color="#2b6cb0", figsize=(7, 3.5))
+    axes.axvline(MAX_TOKENS, color="#c53030", label=f"requested: {MAX_TOKENS}")
+    axes.axvline(made.mean(), color="#2f855a", label=f"mean: {made.mean():.1f}")
+    axes.set(xlabel="tokens generated", ylabel="requests", title="Requested against generated")
+    axes.legend()
+    plot(plots.with_name(f"{plots.name}-tokens.png"))
+    about = {"xlabel": "seconds", "ylabel": "MiB resident", "title": "Memory of `nightjar run`"}
+    samples.plot(figsize=(7, 3.5), **about)
+    plot(plots.with_name(f"{plots.name}-memory.png"))
+    return {
         "requests": len(bodies),
         "wall_s": round(seconds, 1),
         "requests_per_s": round(len(bodies) / seconds, 1),
@@ -143,17 +140,14 @@ def main() -> None:
         "generation": {
             "requests": len(tokens),
             "requested_tokens": int(tokens["requested_tokens"].sum()),
-            "generated_tokens": int(tokens["completion_tokens"].sum()),
+            "generated_tokens": int(made.sum()),
             "finish_reasons": Counter(tokens["finish_reason"]),
         },
-        "reviews": review_figures(data, args.model, args.work),
+        "reviews": review_figures(data, args.model, folder),
     }
-    write_json(path, figures)
-    plot_tokens(tokens["completion_tokens"], path.with_name(f"{path.stem}-tokens.png"))
-    about = {"xlabel": "seconds", "ylabel": "MiB resident", "title": "Memory of `nightjar run`"}
-    samples.plot(figsize=(7, 3.5), **about)
-    plt.savefig(path.with_name(f"{path.stem}-memory.png"), bbox_inches="tight", dpi=110)
 
+
+BENCHMARK = Benchmark("real_run", __doc__, measure, options=DATA)
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

@@ -1,22 +1,29 @@
-"""Put the committed figures into docs/performance.md: `python -m benchmarks.report [--check]`.
+"""Put the committed figures into the documents: `python -m benchmarks.report`.
 
-The page has blocks between `<!-- figures: NAME -->` and `<!-- end of figures -->`; each is written
-from the newest `peers-*.json` that has the model or the newest `scaling-*.json`, so that page and
-figures cannot differ.
+docs/performance.md has blocks between `<!-- figures: NAME -->` and `<!-- end of figures -->`; each
+is written from the newest `peers-*.json` that has the model or the newest `scaling-*.json`, so that
+page and figures cannot differ.
+
+Each table of docs/reference/measurements.md stands below `<!-- file: NAME-DATE.json -->`. It takes
+its cells from the newest file of that name that has all of its figures, and then names that file. A
+table that has no file yet stands below `<!-- not measured yet: NAME -->`.
 """
 
-import argparse
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from .contest import COMPARED
-from .writing import RESULTS, ROOT, table
+from .harness import RESULTS, ROOT, table
 
 PAGE = ROOT / "docs" / "performance.md"
+MEASUREMENTS = ROOT / "docs" / "reference" / "measurements.md"
+TABLE = re.compile(
+    r"<!-- (?:file: ([\w-]+)-(\d{4}-\d\d-\d\d)\.json|not measured yet: ([\w-]+)) -->"
+    r"\n\n((?:\|.*\n)+)"
+)
 BLOCK = re.compile(r"(<!-- figures: ([\w.-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 NOT_YET = "Not measured yet.\n"
 FIRST_MODEL = "gpt2-small"
@@ -229,15 +236,61 @@ def fill(page: str, models: dict[str, Record], scaling: Record | None) -> str:
     )
 
 
+def filled(text: str, folder: Path) -> str:
+    """The page of measurements with the newest figures.
+
+    Raises:
+        LookupError: No file has a table's figures.
+    """
+    return TABLE.sub(lambda found: _filled_table(found, folder), text)
+
+
+def _filled_table(found: re.Match[str], folder: Path) -> str:
+    name, lines = found[1] or found[3], found[4].splitlines()
+    columns = _cells(lines[0])[1:-1]
+    for path in sorted(folder.glob(f"{name}-????-??-??.json"), reverse=True):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            rows = [_filled_row(line, columns, record) for line in lines[2:]]
+        except KeyError:  # an older kind of measurement, or another one of the same name
+            continue
+        return "\n".join([f"<!-- file: {path.name} -->", "", *lines[:2], *rows, ""])
+    if found[3] is not None:
+        return found[0]
+    raise LookupError(f"no {name}-DATE.json in {folder} has all figures of its table")
+
+
+def _filled_row(line: str, columns: list[str], record: Record) -> str:
+    what, *_, key = _cells(line)
+    values = [_at(_part(record, column), key.strip("`")) for column in columns]
+    return f"| {what} | {' | '.join(f'{value:,}' for value in values)} | {key} |"
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def _part(record: Record, column: str) -> Record:
+    """The part of a file that a column shows; all of it if the table has one column of values."""
+    if column in ("SQLite", "PostgreSQL"):
+        return dict(record[column.lower()])
+    if "demo_model" in record:
+        return dict(record["demo_model"]["by_precision"][column])
+    return record
+
+
+def _at(record: Record, key: str) -> float:
+    found: Any = record
+    for part in key.split("."):
+        found = found[part]
+    return float(found) if isinstance(found, float) else int(found)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="only say whether the page is current")
-    args = parser.parse_args()
-    page = PAGE.read_text(encoding="utf-8")
-    filled = fill(page, newest_models(RESULTS), newest_scaling(RESULTS))
-    if args.check:
-        sys.exit(f"{PAGE.name} is not what the figures say: make report" if filled != page else 0)
-    PAGE.write_text(filled, encoding="utf-8")
+    figures = newest_models(RESULTS), newest_scaling(RESULTS)
+    PAGE.write_text(fill(PAGE.read_text(encoding="utf-8"), *figures), encoding="utf-8")
+    text = filled(MEASUREMENTS.read_text(encoding="utf-8"), RESULTS)
+    MEASUREMENTS.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,32 +1,28 @@
 """How cost grows: our engine's speed against batch, context, documents and queue length.
 
-    python -m benchmarks.scaling
-
-Each point is the median of several rounds, the points of a curve taken in turn.  Writes
-`benchmarks/results/scaling-<date>.json` and a plot of each curve beside it.
+Each point is the median of several rounds, the points of a curve taken in turn.  A plot of each
+curve lies beside the result.
 """
 
 import random
-import time
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import matplotlib.pyplot as plt
 
 from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.models.precision import PRECISIONS
 
-from .environments import CACHE
-from .machine import describe
+from .harness import Benchmark, Figures, by_turns, seconds_of
 from .models import cached_model
 from .peers.nightjar_peer import NightjarEngine
 from .peers.protocol import Workload, run_workload
 from .shapes import FIRST_WORD, GPT2_SMALL, SHAPES
 from .workloads import Words, ranking, texts
-from .writing import RESULTS, begun, parser, words, write_json
 
 
 @dataclass(frozen=True)
@@ -84,11 +80,6 @@ class Curve:
     x_label: str
     y_label: str
     explained: str
-
-    def points(self, name: str, words: Words) -> dict[int, Point]:
-        """The points by their sizes, drawn from the curve's name."""
-        rng = random.Random(f"0-{name}_curve")
-        return {size: self.make(words, rng, size) for size in self.sizes}
 
 
 CURVES = {
@@ -154,32 +145,29 @@ def measure_point(system: NightjarEngine, point: Point) -> float:
 
 
 def _seconds(system: NightjarEngine, workload: Workload) -> float:
-    started = time.perf_counter()
-    run_workload(system, workload)
-    return time.perf_counter() - started
+    return seconds_of(lambda: run_workload(system, workload))
 
 
-def measure(
-    system: NightjarEngine, curve: Curve, points: dict[int, Point], rounds: int
-) -> dict[str, Any]:
-    """The curve's points; the first round warms up and is not counted."""
-    rates: dict[int, list[float]] = {x: [] for x in points}
-    for _ in range(rounds + 1):
-        for x, point in points.items():
-            rates[x].append(round(measure_point(system, point), 2))
-    counted = {x: seen[1:] for x, seen in rates.items()}
+def curve_figures(
+    system: NightjarEngine, curve: Curve, name: str, words: Words, rounds: int
+) -> Figures:
+    """The curve's points, in turn; the first round warms up and is not counted."""
+    rng = random.Random(f"0-{name}_curve")
+    points = {x: curve.make(words, rng, x) for x in curve.sizes}
+    ways = {x: partial(measure_point, system, point) for x, point in points.items()}
+    rates = by_turns(ways, rounds, warm=1)
     return {
         "x_label": curve.x_label,
         "y_label": curve.y_label,
         "explained": curve.explained,
         "points": [
-            {"x": x, "median": round(median(seen), 2), "rounds": seen}
-            for x, seen in counted.items()
+            {"x": x, "median": round(median(seen), 2), "rounds": [round(one, 2) for one in seen]}
+            for x, seen in rates.items()
         ],
     }
 
 
-def plot(name: str, by_precision: dict[str, dict[str, Any]], path: Path) -> None:
+def plot(name: str, by_precision: dict[str, Figures], path: Path) -> None:
     """One curve, a line for each precision."""
     figure, axes = plt.subplots(figsize=(7, 3.5))
     for precision, curve in by_precision.items():
@@ -196,34 +184,32 @@ def plot(name: str, by_precision: dict[str, dict[str, Any]], path: Path) -> None
     plt.close(figure)
 
 
-def main() -> None:
-    arguments = parser("benchmarks.scaling", __doc__)
-    arguments.add_argument("--model", choices=list(SHAPES), default=GPT2_SMALL.name)
-    arguments.add_argument("--precisions", type=words(PRECISIONS), default=["fp32", "int8"])
-    arguments.add_argument("--rounds", type=int, default=3)
-    arguments.add_argument("--threads", type=int, default=2)
-    arguments.add_argument("--curves", type=words(CURVES), default=list(CURVES))
-    args = arguments.parse_args()
-    result = begun("benchmarks.scaling") | {
-        "machine": describe(args.threads),
-        "model": asdict(SHAPES[args.model]),
-        "rounds": args.rounds,
-    }
+def measure(args: Namespace, folder: Path) -> Figures:
+    """Every curve in every precision."""
     model = cached_model(args.model)
-    vocabulary = Words.of(ModelDirectory.open(model).tokenizer().token_bytes, FIRST_WORD)
-    found: dict[str, dict[str, Any]] = {name: {} for name in args.curves}
+    words = Words.of(ModelDirectory.open(model).tokenizer().token_bytes, FIRST_WORD)
+    found: dict[str, dict[str, Figures]] = {name: {} for name in args.curves}
     for precision in args.precisions:
         system = NightjarEngine()
-        system.load(model, precision, args.threads, CACHE / "converted")
+        system.load(model, precision, args.threads, folder)
         for name, by_precision in found.items():
-            points = CURVES[name].points(name, vocabulary)
-            by_precision[precision] = measure(system, CURVES[name], points, args.rounds)
-            print(f"{precision} {name}: {by_precision[precision]['points']}", flush=True)
-    path = args.out or RESULTS / f"scaling-{result['date']}.json"
-    write_json(path, result | {"curves": found})
+            figures = curve_figures(system, CURVES[name], name, words, args.rounds)
+            by_precision[precision] = figures
+            print(f"{precision} {name}: {figures['points']}", flush=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     for name, by_precision in found.items():
-        plot(name, by_precision, path.with_name(f"{path.stem}-{name}.svg"))
+        plot(name, by_precision, args.out.with_name(f"{args.out.stem}-{name}.svg"))
+    return {"model": asdict(SHAPES[args.model]), "rounds": args.rounds, "curves": found}
 
+
+OPTIONS = {
+    "--model": (GPT2_SMALL.name, "its shape", SHAPES),
+    "--precisions": (["fp32", "int8"], "of weights", PRECISIONS),
+    "--rounds": (3, "that count"),
+    "--threads": (2, "that compute"),
+    "--curves": (list(CURVES), "that are measured", CURVES),
+}
+BENCHMARK = Benchmark("scaling", __doc__, measure, options=OPTIONS)
 
 if __name__ == "__main__":
-    main()
+    BENCHMARK.main()

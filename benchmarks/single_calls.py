@@ -1,10 +1,7 @@
 """Latency of single calls, status polls and first results, with a fake engine.
 
-    python -m benchmarks.single_calls [--calls 400] [--databases sqlite,postgresql]
-
 All processes of a deployment run, and the engine takes no time, so that what is measured is
-Nightjar's own part. Writes `benchmarks/results/single-calls-<date>.json`, where `asked` holds the
-limit and the aim of a figure.
+Nightjar's own part. In the result, `asked` holds the limit and the aim of a figure.
 """
 
 import time
@@ -18,9 +15,8 @@ from benchmarks import http_load
 from benchmarks.control_plane.requests import body, write_jobs
 from benchmarks.control_plane.services import Deployment, deployment, wait_until
 from benchmarks.control_plane.watch import latencies
-from benchmarks.harness import Benchmark
+from benchmarks.harness import DATABASES, Benchmark, Figures
 from benchmarks.http_load import Load
-from benchmarks.writing import Figures
 from nightjar.pipeline.client.blocking import Client, Job
 
 CALLS_A_SECOND = 20.0
@@ -42,37 +38,33 @@ def first_rows(running: Deployment, folder: Path, model: Path) -> Figures:
     (path,) = write_jobs(folder, model, FIRST_ROW_JOB, FIRST_ROW_JOB)
     seconds = []
     with Client(running.api_url) as client, httpx.Client(base_url=running.api_url) as http:
+
+        def first(job: Job) -> object:
+            answer = http.get(f"/v1/jobs/{job.id}/results?limit=1&order=landed")
+            return answer.raise_for_status().json()["data"]
+
         for _ in range(FIRST_ROWS):
             began = time.monotonic()
             job = client.submit(path)
-            wait_until(partial(_first, http, job.id), every_s=_EVERY_S)
+            wait_until(partial(first, job), every_s=_EVERY_S)
             seconds.append(time.monotonic() - began)
             wait_until(partial(_is_over, job), every_s=_EVERY_S)
     return latencies(seconds) | {"rows": FIRST_ROW_JOB}
-
-
-def _first(http: httpx.Client, job_id: str) -> list[object]:
-    query: dict[str, str | int] = {"limit": 1, "order": "landed"}
-    answer = http.get(f"/v1/jobs/{job_id}/results", params=query).raise_for_status().json()
-    found: list[object] = answer["data"]
-    return found
 
 
 def _is_over(job: Job) -> bool:
     return job.status().is_over
 
 
-def measure(kind: str, args: Namespace, folder: Path) -> Figures:
+def measure(args: Namespace, folder: Path) -> Figures:
     """All figures with one database."""
-    with deployment(kind, folder, args.model) as running, Client(running.api_url) as client:
+    with deployment(args.way, folder, args.model) as running, Client(running.api_url) as client:
         first = first_rows(running, folder, args.model)
         (job, *_) = client.jobs()
         polls = int(args.calls * POLLS_A_SECOND / CALLS_A_SECOND) // 2
-        v1 = f"{running.api_url}/v1"
+        v1, asked = f"{running.api_url}/v1", body("오늘 저녁")
         loads = {
-            "calls": Load(
-                "POST", f"{v1}/completions", body("오늘 저녁"), CALLS_A_SECOND, args.calls
-            ),
+            "calls": Load("POST", f"{v1}/completions", asked, CALLS_A_SECOND, args.calls),
             "polls": Load("GET", f"{v1}/jobs/{job.id}", None, POLLS_A_SECOND, polls),
         }
         figures = {name: latencies(http_load.send(load)) for name, load in loads.items()}
@@ -100,20 +92,12 @@ def _beside_bulk(client: Client, load: Load, folder: Path, args: Namespace) -> F
     return figures
 
 
-BENCHMARK = Benchmark(
-    "benchmarks.single_calls",
-    __doc__,
-    measure,
-    options={
-        "--calls": (400, "alone, and as many beside a bulk job"),
-        "--bulk-rows": (100_000, "of the bulk job"),
-    },
-    about={
-        "calls_a_second": CALLS_A_SECOND,
-        "polls_a_second": POLLS_A_SECOND,
-        "asked": ASKED,
-    },
-)
+OPTIONS = {
+    "--calls": (400, "alone, and as many beside a bulk job"),
+    "--bulk-rows": (100_000, "of the bulk job"),
+}
+ABOUT = {"calls_a_second": CALLS_A_SECOND, "polls_a_second": POLLS_A_SECOND, "asked": ASKED}
+BENCHMARK = Benchmark("single_calls", __doc__, measure, DATABASES, options=OPTIONS, about=ABOUT)
 
 if __name__ == "__main__":
     BENCHMARK.main()

@@ -1,42 +1,35 @@
 """How often the batch size changes greedy text: sums in FP16, sums in FP32, Nightjar's products.
 
-    python -m benchmarks.swamping --data DIR [--model examples/demo_model] [--prompts 1000]
-
-DIR as for `benchmarks.int8_accuracy`. The prompts were kept out of the demo model's training:
-chats, and after them the first halves of reviews. Each is continued greedily in batches of several
-sizes, by one engine, in FP16.
+The prompts were kept out of the demo model's training: chats, and after them the first halves of
+reviews. Each is continued greedily in batches of several sizes, by one engine, in FP16.
 
 A GPU's library adds up a few products at a time, and cuts a product of few rows into parts that are
 added at the end. How many parts depends on the number of rows, and so on the batch. The study
 emulates that on a CPU (`parts`): with the running sum in FP16, where small addends are swamped by a
 large sum, and with the running sum in FP32. Results are rounded to FP16 in both. Everything else is
-Nightjar's. Writes `benchmarks/results/swamping-<date>.json`.
+Nightjar's.
 """
 
 import json
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.machine import describe
-from benchmarks.peers.nightjar_peer import run_all
-from benchmarks.writing import RESULTS, begun, commit, parser, write_json
-from examples.demo_training.data import STOP, Data, load_data
+from benchmarks.answers import run_all
+from benchmarks.harness import DATA, Benchmark, Figures
+from examples.demo_training.data import STOP, load_data
 from nightjar.checkpoints import ModelDirectory
-from nightjar.gpu_worker.engine import (
-    Engine,
-    EngineConfig,
-    GenerateRequest,
-    GenerateResult,
-    SamplingParams,
-)
+from nightjar.gpu_worker.engine import Engine, EngineConfig, GenerateResult
 from nightjar.gpu_worker.models import Decoder, load_model
-from nightjar.kernels import LinearWeight
+from nightjar.kernels import LayerWeights, LinearWeight
 from nightjar.kernels import activation as apply_activation
+from nightjar.requests import GenerateRequest, SamplingParams
 
 BATCHES = (4, 16, 64)
 MAX_TOKENS = 16
@@ -96,16 +89,13 @@ def emulated(weight: LinearWeight, sums: torch.dtype) -> EmulatedWeight:
 
 def with_sums(model: Decoder, sums: torch.dtype) -> Decoder:
     """Return the decoder with all products of its layers emulated."""
-    layers = tuple(
-        replace(
-            layer,
-            qkv=emulated(layer.qkv, sums),
-            attention_out=emulated(layer.attention_out, sums),
-            up=emulated(layer.up, sums),
-            down=emulated(layer.down, sums),
-        )
-        for layer in model.weights.layers
-    )
+    products = ("qkv", "attention_out", "up", "down")
+
+    def of(layer: LayerWeights) -> LayerWeights:
+        changed: dict[str, Any] = {name: emulated(getattr(layer, name), sums) for name in products}
+        return replace(layer, **changed)
+
+    layers = tuple(map(of, model.weights.layers))
     weights = replace(model.weights, layers=layers, head=emulated(model.weights.head, sums))
     return Decoder(model.config, weights, model.dtype, model.cache_dtype, model.device)
 
@@ -118,25 +108,24 @@ def texts(
     sampling = SamplingParams(MAX_TOKENS, stop=(STOP.encode(),))
     found: list[list[int] | None] = []
     for first in range(0, len(prompts), batch):
-        asked = [
-            GenerateRequest(number, prompt, sampling)
-            for number, prompt in enumerate(prompts[first : first + batch])
-        ]
+        together = enumerate(prompts[first : first + batch])
         # No prefix of an earlier batch: its rows would be fewer.
         engine.reset_prefix_cache()
-        for result in run_all(engine, asked):
-            found.append(
-                result.outputs[0].token_ids if isinstance(result, GenerateResult) else None
-            )
+        asked = [GenerateRequest(number, prompt, sampling) for number, prompt in together]
+        found += [
+            result.outputs[0].token_ids if isinstance(result, GenerateResult) else None
+            for result in run_all(engine, asked)
+        ]
     return found
 
 
-def figures(directory: ModelDirectory, data: Data, count: int) -> dict[str, object]:
+def measure(args: Namespace, _: Path) -> Figures:
     """For each kind of sums: the share of texts that change with the batch, and beside fp32's."""
+    directory, data = ModelDirectory.open(args.model), load_data(args.data)
     tokenizer = directory.tokenizer()
-    prompts = [tokenizer.encode(turn.prompt) for turn in data.chat_heldout[:count]]
+    prompts = [tokenizer.encode(turn.prompt) for turn in data.chat_heldout[: args.prompts]]
     halves = (tokenizer.encode(review.prompt) for review in data.reviews_heldout)
-    prompts += [ids[: len(ids) // 2] for ids in islice(halves, count - len(prompts))]
+    prompts += [ids[: len(ids) // 2] for ids in islice(halves, args.prompts - len(prompts))]
     half = load_model(directory, "fp16")
     models = {
         "fp16_sums": with_sums(half, torch.float16),
@@ -144,7 +133,7 @@ def figures(directory: ModelDirectory, data: Data, count: int) -> dict[str, obje
         "nightjar": half,
     }
     exact = texts(load_model(directory, "fp32"), tokenizer.token_bytes, prompts, BATCHES[-1])
-    found: dict[str, object] = {"prompts": len(prompts), "max_tokens": MAX_TOKENS}
+    found: Figures = {"prompts": len(prompts), "max_tokens": MAX_TOKENS}
     for name, model in models.items():
         answers = {batch: texts(model, tokenizer.token_bytes, prompts, batch) for batch in BATCHES}
         first = answers[BATCHES[0]]
@@ -162,19 +151,9 @@ def differing(ours: Sequence[object], theirs: Sequence[object]) -> float:
     return round(sum(one != other for one, other in pairs) / len(ours), 4)
 
 
-def main() -> None:
-    """Measure, print and write."""
-    arguments = parser("benchmarks.swamping", __doc__)
-    arguments.add_argument("--data", type=Path, required=True)
-    arguments.add_argument("--model", type=Path, default=Path("examples/demo_model"))
-    arguments.add_argument("--prompts", type=int, default=1000)
-    args = arguments.parse_args()
-    result = begun("benchmarks.swamping") | {"commit": commit()}
-    torch.set_num_threads(1)  # its tensors are small
-    result |= {"machine": describe(torch.get_num_threads())}
-    result |= figures(ModelDirectory.open(args.model), load_data(args.data), args.prompts)
-    write_json(args.out or RESULTS / f"swamping-{result['date']}.json", result)
-
+OPTIONS = {**DATA, "--prompts": (1000, "that are continued")}
+BENCHMARK = Benchmark("swamping", __doc__, measure, options=OPTIONS)
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)  # its tensors are small
+    BENCHMARK.main()

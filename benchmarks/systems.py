@@ -13,9 +13,9 @@ import msgspec
 
 from nightjar.children import last_words
 
-from .environments import environment_python, failure_of
-from .peers.protocol import Answer, Load, Loaded, Message, Ran, Workload
-from .writing import ROOT
+from .environments import CACHE, environment_python, failure_of
+from .harness import ROOT
+from .peers.protocol import Answer, Message, Workload
 
 START_TIMEOUT_S = 600.0
 RUN_TIMEOUT_S = 900.0
@@ -80,7 +80,7 @@ class Runner:
         environment["PYTHONPATH"] = str(ROOT) if spec.ours else ""
         environment |= {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
         with log.open("wb") as stderr:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 command,
                 cwd=directory,
                 env=environment,
@@ -90,32 +90,24 @@ class Runner:
                 start_new_session=True,
             )
 
-    @property
-    def pid(self) -> int:
-        """The process id of the runner."""
-        return self._process.pid
-
-    def load(self, model: Path, converted: Path) -> Loaded:
-        """Load the model."""
+    def load(self, model: Path) -> Answer:
+        """Load the model; what the system converts it to is kept."""
+        converted = CACHE / "converted" / model.name
         where = str(model.resolve()), self.precision, self._threads, str(converted.resolve())
-        loaded = self._ask(Message(load=Load(*where)), START_TIMEOUT_S).loaded
-        assert loaded is not None
-        return loaded
+        return self._ask(Message(None, *where), START_TIMEOUT_S)
 
-    def run(self, workload: Workload) -> Ran:
+    def run(self, workload: Workload) -> Answer:
         """Run a workload."""
-        ran = self._ask(Message(run=workload), RUN_TIMEOUT_S).ran
-        assert ran is not None
-        return ran
+        return self._ask(Message(workload), RUN_TIMEOUT_S)
 
     def close(self) -> None:
         """End the process and its children."""
         self._signal(signal.SIGKILL)
         with suppress(BrokenPipeError):  # what was asked of a dead process is still to go
-            self._process.communicate()
+            self.process.communicate()
 
     def _ask(self, message: Message, timeout_s: float) -> Answer:
-        source, answers = self._process.stdin, self._process.stdout
+        source, answers = self.process.stdin, self.process.stdout
         assert source is not None
         assert answers is not None
         watchdog = threading.Timer(timeout_s, self._signal, (signal.SIGKILL,))
@@ -141,7 +133,7 @@ class Runner:
         return answer
 
     def _last_words(self) -> str:
-        status = self._process.wait()
+        status = self.process.wait()
         if status == -signal.SIGKILL:
             return "the runner was killed, as the system does where memory runs out"
         said = last_words(self._log).splitlines()[-1:]
@@ -149,4 +141,4 @@ class Runner:
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+            os.killpg(self.process.pid, number)

@@ -1,16 +1,14 @@
 """A task file from table to table with `nightjar run`, and the memory of every process.
 
-    python -m benchmarks.tables [--rows 1000000] [--ways parquet,postgresql]
-    python -m benchmarks.tables --ways nights --rows 12000 --answer-tokens 192
-
 `parquet` and `postgresql` read that many rows from there and write the answers to there, with the
 fake engine. `nights` computes the rows with the demo model on this machine's processor, changes one
 row in a hundred, and computes again with the answers of the first night. Each answer has all of its
-tokens there. Writes `benchmarks/results/tables-<date>.json`.
+tokens there.
 """
 
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -19,8 +17,7 @@ import sqlalchemy as sa
 
 from benchmarks.control_plane.services import fresh_database
 from benchmarks.control_plane.watch import nightjar_run
-from benchmarks.harness import Benchmark
-from benchmarks.writing import Figures
+from benchmarks.harness import Benchmark, Figures
 from nightjar.jobs.store.database import database_url as with_driver
 
 ASKED = {"parquet_rows_per_s": 3_000, "postgresql_rows_per_s": 2_000, "peak_mib": 300, "nights": 20}
@@ -126,24 +123,19 @@ def _whole(figures: Figures, answered: int | None) -> Figures:
     return figures
 
 
-def measure(way: str, args: Namespace, folder: Path) -> Figures:
-    """The figures of one way."""
-    if way == "parquet":
-        return over_parquet(args, folder, environment=FAKE)
-    return (over_postgresql if way == "postgresql" else two_nights)(args, folder)
-
-
+WAYS: dict[str, Callable[[Namespace, Path], Figures]] = {
+    "parquet": partial(over_parquet, environment=FAKE),
+    "postgresql": over_postgresql,
+    "nights": two_nights,
+}
+OPTIONS = {"--rows": (1_000_000, "of the table"), "--answer-tokens": (16, "most of each row")}
 BENCHMARK = Benchmark(
-    "benchmarks.tables",
+    "tables",
     __doc__,
-    measure,
-    ways=("parquet", "postgresql", "nights"),
+    lambda args, folder: WAYS[args.way](args, folder),
+    ways=tuple(WAYS),
     usual=("parquet", "postgresql"),
-    ways_option="--ways",
-    options={
-        "--rows": (1_000_000, "of the table"),
-        "--answer-tokens": (16, "at most, of each row"),
-    },
+    options=OPTIONS,
     about={"asked": ASKED},
 )
 

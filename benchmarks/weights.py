@@ -101,7 +101,7 @@ def keys_of(shape: Shape, draw: Draw, width: int) -> Keys:
 def gpt2_weights(shape: Shape, draw: Draw) -> dict[str, Tensor]:
     """Embedding: [salience | own key | following row's key | topic]."""
     width, inner, head = shape.hidden, shape.intermediate, shape.head_size
-    std = shape.block_scale * 0.16 / width**0.5
+    std = 0.16 / width**0.5
     sizes = {
         "attn.c_attn": (width, 3 * width),
         "attn.c_proj": (width, width),
@@ -154,7 +154,7 @@ def llama_weights(shape: Shape, draw: Draw) -> dict[str, Tensor]:
     following row's, and zeros before it."""
     width, inner, head = shape.hidden, shape.intermediate, shape.head_size
     kv = shape.kv_heads * head
-    std = shape.block_scale * 0.16 / width**0.5
+    std = 0.16 / width**0.5
     sizes = {
         "self_attn.q_proj": (width, width),
         "self_attn.k_proj": (kv, width),

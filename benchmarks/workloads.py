@@ -220,22 +220,18 @@ def catalogue(words: Words, rng: random.Random, sizes: Sizes) -> Workload:
     return Workload("catalogue", "rank", rankings=[ranking(words, q, documents) for q in queries])
 
 
-def build(words: Words, sizes: Sizes, reference: Reference, seed: int = 0) -> dict[str, Workload]:
+def build(words: Words, sizes: Sizes, reference: Reference) -> dict[str, Workload]:
     """Every workload by its name; each has a generator of its own, so one size moves no other."""
 
     def rng(name: str) -> random.Random:
-        return random.Random(f"{seed}-{name}")
+        return random.Random(f"0-{name}")
 
     short = short_answers(words, rng("short_answers"), sizes, reference)
     mixed, even = mixed_and_even(words, rng("mixed"), sizes)
+    alike = (rank, rank_long, catalogue, multi_turn, long_prompts, first_token)
     made = [
         generate(words, rng("generate"), sizes, reference),
-        rank(words, rng("rank"), sizes),
-        rank_long(words, rng("rank_long"), sizes),
-        catalogue(words, rng("catalogue"), sizes),
-        multi_turn(words, rng("multi_turn"), sizes),
-        long_prompts(words, rng("long_prompts"), sizes),
-        first_token(words, rng("first_token"), sizes),
+        *(make(words, rng(make.__name__), sizes) for make in alike),
         mixed,
         even,
         short,

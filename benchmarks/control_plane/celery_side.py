@@ -67,7 +67,4 @@ def _wait_for(engine: sa.Engine, results: int, every_s: float) -> None:
         except sa.exc.DBAPIError:  # no table before the first result
             return 0
 
-    def late() -> str:
-        return f"only {landed()} of {results} results after {_PATIENCE_S:.0f} s"
-
-    wait_until(lambda: landed() >= results, _PATIENCE_S, every_s, late)
+    wait_until(lambda: landed() >= results, _PATIENCE_S, every_s)

@@ -1,27 +1,38 @@
 """Jobs through a deployment of Nightjar: from their submission over HTTP to their last result."""
 
+import threading
 import time
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.pool import AsyncResult
 from pathlib import Path
-from typing import Any
+from statistics import median
+from tempfile import mkdtemp
 
-from benchmarks.control_plane.services import Deployment
+import httpx
+
+from benchmarks.control_plane.requests import write_jobs
+from benchmarks.control_plane.services import Deployment, deployment, free_port
 from benchmarks.control_plane.watch import latencies, travelled
+from benchmarks.harness import Figures, by_turns
 from nightjar.pipeline.client.blocking import Client
 from nightjar.pipeline.client.errors import ClientError
 
 POLL_EVERY_S = 0.1
+_READ_EVERY_S = 5.0
 
 Sent = AsyncResult[tuple[str, float]]
 """The id of a job, and when it was known."""
 
 
-def measure(running: Deployment, files: list[Path], requests: int) -> dict[str, Any]:
+def measure(running: Deployment, files: list[Path], requests: int) -> Figures:
     """Send the files, a job each, and follow the jobs to their ends."""
     # Not a thread of this one: polls would wait for it, in Python, and not for the API.
     with get_context("spawn").Pool(1) as pool:
-        pool.apply(is_ready)
+        pool.apply(callable, (_send,))  # it has imported what it needs
         with running.watch() as watch:
             started = time.monotonic()
             sent = [pool.apply_async(_send, (running.api_url, path)) for path in files]
@@ -30,11 +41,6 @@ def measure(running: Deployment, files: list[Path], requests: int) -> dict[str, 
         "jobs": len(files),
         "status_poll": latencies(seconds),
     }
-
-
-def is_ready() -> bool:
-    """In the sending process: it has imported what it needs."""
-    return True
 
 
 def _send(api_url: str, path: Path) -> tuple[str, float]:
@@ -68,3 +74,53 @@ def _follow(api_url: str, sent: list[Sent]) -> tuple[float, float, list[float]]:
     if failed:
         raise ClientError(f"{failed} requests failed")
     return submitted, ended, seconds
+
+
+def measure_metrics(args: Namespace, folder: Path) -> Figures:
+    """What metrics cost: the same requests with metrics and without, by turns.
+
+    All processes count; one of them has the address, and is read as Prometheus does. Processor time
+    is compared, as it varies less than the time of a run.
+    """
+    folder.mkdir()
+
+    def turn(with_metrics: bool) -> Figures:
+        work, port = Path(mkdtemp(dir=folder)), free_port()
+        settings = {"metrics_address": str(port)} if with_metrics else {}
+        with deployment(args.way, work, args.model, **settings) as running:
+            files = write_jobs(work, args.model, args.requests, args.job_requests)
+            with _scraped(port) if with_metrics else nullcontext():
+                return measure(running, files, args.requests)
+
+    ways = {"with": partial(turn, True), "without": partial(turn, False)}
+    turns = by_turns(ways, args.metrics_rounds, swapped=True)
+    cpu_us = {
+        name: [round(sum(one["cpu_us_per_request"].values()), 1) for one in found]
+        for name, found in turns.items()
+    }
+    more = [100 * (w / wo - 1) for w, wo in zip(cpu_us["with"], cpu_us["without"], strict=True)]
+    return {
+        "cpu_us_per_request": cpu_us,
+        "requests_per_s": {n: [one["requests_per_s"] for one in f] for n, f in turns.items()},
+        "more_cpu_percent": round(median(more), 1),
+    }
+
+
+@contextmanager
+def _scraped(port: int) -> Iterator[None]:
+    """Read the metrics every few seconds while the block runs. Raises httpx.HTTPError."""
+    url = f"http://127.0.0.1:{port}/metrics"
+    httpx.get(url).raise_for_status()
+    ended = threading.Event()
+
+    def scrape() -> None:
+        while not ended.wait(_READ_EVERY_S):
+            httpx.get(url)
+
+    reader = threading.Thread(target=scrape)
+    reader.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        reader.join()

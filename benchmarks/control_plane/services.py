@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -18,7 +19,7 @@ import redis
 
 import nightjar
 from benchmarks.control_plane.requests import batch_line
-from benchmarks.control_plane.watch import EVERY_S, Families, Watch, families_of
+from benchmarks.control_plane.watch import EVERY_S, Watch, families_of
 from nightjar.jobs.store import Store
 from nightjar.pipeline.client.blocking import Client
 from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
@@ -63,16 +64,12 @@ class Deployment:
 
     def watch(self, *, shared: bool = True, every_s: float = EVERY_S) -> Watch:
         """Samples the processes of now, and what the broker says it holds."""
-        processes = self.processes()
 
-        def families() -> Families:
-            return families_of(processes)
+        def held() -> int:
+            return int(self.broker.info("memory")["used_memory"])
 
-        return Watch(families, {"broker's data": self.broker_bytes}, shared, every_s)
-
-    def broker_bytes(self) -> int:
-        """What the broker holds."""
-        return int(self.broker.info("memory")["used_memory"])
+        families = partial(families_of, self.processes())
+        return Watch(families, {"broker's data": held}, shared, every_s)
 
 
 @contextmanager
@@ -176,24 +173,20 @@ def _wait_ready(running: Deployment) -> None:
         except httpx.HTTPError:
             return False
 
-    wait_until(is_up, _START_S, late=running.services["api"].log_tail)
+    wait_until(is_up, _START_S)
     line = batch_line(secrets.token_hex(4), "/v1/completions", {"prompt": "a"})
     answer = httpx.post(f"{running.api_url}/v1/jobs", content=line, timeout=_START_S)
     job_id = answer.raise_for_status().json()["id"]
     with Client(running.api_url) as client:
-        late = running.services["gpu-worker"].log_tail
-        wait_until(lambda: client.job(job_id).status().is_over, _START_S, late=late)
+        wait_until(lambda: client.job(job_id).status().is_over, _START_S)
 
 
 def wait_until(
-    has_come: Callable[[], object],
-    patience_s: float = 120.0,
-    every_s: float = 0.05,
-    late: Callable[[], str] = lambda: "nothing came in time; see the logs",
+    has_come: Callable[[], object], patience_s: float = 120.0, every_s: float = 0.05
 ) -> None:
-    """Ask again and again; raises SystemExit with `late` where it does not come."""
+    """Ask again and again; raises SystemExit where it does not come."""
     deadline = time.monotonic() + patience_s
     while not has_come():
         if time.monotonic() > deadline:
-            raise SystemExit(late())
+            raise SystemExit(f"nothing came in {patience_s:.0f} s; see the logs below --work")
         time.sleep(every_s)

@@ -6,73 +6,66 @@
 Writes DATE.json and DATE.md after every figure; their names have the minute of the start.
 """
 
-import argparse
 import sys
 import time
+from argparse import Namespace
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
 import torch
 
-from benchmarks import writing
+from benchmarks import harness
+from benchmarks.harness import Figures, table
 
-from .report import page
 from .runner import Worker, run
 from .scale import SCALES
-from .targets import FIGURES
+from .targets import FIGURES, TARGETS, Target
 
-RESULTS = writing.RESULTS / "gpu"
-LIMIT_S = 450.0
-"""Of all figures together: with starts and ends, under 8 minutes."""
+RESULTS = harness.RESULTS / "gpu"
+OPTIONS = {
+    "--device": ("cuda", "where it runs", ("cuda", "cpu")),
+    "--scale": ("full", "how large everything is", SCALES),
+    "--only": (list(FIGURES), "figures that are measured", FIGURES),
+    # With starts and ends, under 8 minutes.
+    "--limit-s": (450.0, "of all figures together"),
+}
+TRIAL = (
+    "**A trial of the harness at tiny sizes or without a GPU: none of these numbers is a figure.**"
+)
+HEAD = ["figure", "at least", "aim", "measured", "reached", "spread"]
 
 
-def arguments(given: list[str] | None = None) -> argparse.Namespace:
+def arguments(given: list[str] | None = None) -> Namespace:
     """Checked: what is not a figure goes nowhere near the results."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--scale", choices=tuple(SCALES), default="full")
-    parser.add_argument("--only", type=writing.words(FIGURES), default=list(FIGURES))
-    parser.add_argument("--limit-s", type=float, default=LIMIT_S)
-    parser.add_argument("--out", type=Path, help="a folder; without it, the results")
-    found = parser.parse_args(given)
-    found.trial = found.device != "cuda" or found.scale != "full"
-    if found.trial and found.out is None:
-        parser.error("a trial is not written to the results: give a folder with --out")
-    found.out = found.out or RESULTS
-    if found.out.exists() and not found.out.is_dir():
-        parser.error(f"--out {found.out} is no folder")
-    return found
+
+    def refuse(args: Namespace) -> str | None:
+        args.trial = args.device != "cuda" or args.scale != "full"
+        if args.trial and args.out is None:
+            return "a trial is not written to the results: give a folder with --out"
+        args.out = args.out or RESULTS
+        return f"--out {args.out} is no folder" if args.out.is_file() else None
+
+    return harness.arguments("gpu", __doc__, OPTIONS, given, refuse)
 
 
 def main(given: list[str] | None = None) -> int:
     """Returns 1 where a figure failed, 2 where none can be measured: then nothing is written."""
     options, started = arguments(given), time.monotonic()
     if options.device == "cuda" and not torch.cuda.is_available():
-        print(
-            "benchmarks.gpu: torch sees no CUDA device; --device cpu --scale tiny --out DIR tries "
-            "the harness without one",
-            file=sys.stderr,
-        )
+        said = "torch sees no CUDA device; --device cpu --scale tiny --out DIR tries the harness"
+        print(f"benchmarks.gpu: {said} without one", file=sys.stderr)
         return 2
-    options.out.mkdir(parents=True, exist_ok=True)
     stem = options.out / datetime.now(UTC).strftime("%Y-%m-%d-%H%M")
-    about = writing.begun("benchmarks.gpu", given) | {
+    about = harness.begun("gpu", given) | {
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
-        "version": writing.commit(),
         "trial": options.trial,
         "scale": options.scale,
     }
     text = stem.with_suffix(".md")
 
-    def wrote(machine: dict[str, Any], results: dict[str, Any]) -> None:
-        result = about | {
-            "took_s": round(time.monotonic() - started, 1),
-            "machine": machine,
-            "figures": results,
-        }
-        writing.write_json(stem.with_suffix(".json"), result)
+    def wrote(machine: Figures, results: Figures) -> None:
+        took = {"took_s": round(time.monotonic() - started, 1)}
+        result = about | took | {"machine": machine, "figures": results}
+        harness.write_json(stem.with_suffix(".json"), result)
         text.write_text(page(result), encoding="utf-8")
         name, one = list(results.items())[-1]
         print(f"{name}: {one['status']} {one.get('points') or one.get('reason', '')}", flush=True)
@@ -83,6 +76,68 @@ def main(given: list[str] | None = None) -> int:
     results = run(Worker(options.device, options.scale), chosen, options.limit_s, wrote)
     print(text.read_text(encoding="utf-8"))
     return int(any(one["status"] in ("failed", "no time left") for one in results.values()))
+
+
+def page(result: Figures) -> str:
+    """What was measured on what, every target's line, what failed and why."""
+    machine, figures = result["machine"], result["figures"]
+    versions = ", ".join(f"{k} {v}" for k, v in machine.get("versions", {}).items() if v)
+    rows = [
+        _row(target, figures[target.figure], result["trial"])
+        for target in TARGETS
+        if target.figure in figures
+    ]
+    # Kernels and shapes that have a share of their own.
+    kernels = [
+        [f"{name} {part}", f"{1e6 * found['median_s']:.1f} us", f"{100 * found['share']:.1f}%"]
+        for name, one in figures.items()
+        for part, found in one.get("details", {}).items()
+        if isinstance(found, dict) and "share" in found
+    ]
+    parts = [
+        f"# GPU figures, {result['date']}\n",
+        f"{TRIAL}\n" if result["trial"] else "",
+        f"`{result['command']}` at {result['commit']}, {result['took_s']:.0f} s.\n"
+        f"{machine.get('name', 'no device')}, {machine.get('capability', '')} {versions}.\n",
+        table(HEAD, rows),
+        table(["kernel", "time", "share of a copy"], kernels) if kernels else "",
+        *_notes(figures),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _row(target: Target, one: Figures, trial: bool) -> list[str]:
+    """One target's line; empty cells where nothing was measured."""
+    value = one.get("points", {}).get(target.point)
+    note = one.get("notes", {}).get(target.point)
+    sign = "<= " if target.lower else ""
+    return [
+        f"{target.title}, {note}" if note else target.title,
+        *("" if b is None else sign + target.write(b) for b in (target.least, target.aim)),
+        target.write(value) if value is not None else one["status"],
+        "" if value is None or trial else target.met(value),
+        _spread(one.get("details", {})),
+    ]
+
+
+def _spread(details: Figures) -> str:
+    """The widest spread of the timings behind a figure."""
+    timings = [details, *(one for one in details.values() if isinstance(one, dict))]
+    found = [timing["spread"] for timing in timings if "spread" in timing]
+    return f"{100 * max(found):.1f}%" if found else ""
+
+
+def _notes(figures: Figures) -> list[str]:
+    """What could not be measured, in its own words; what the engine complained of meanwhile, and
+    what must be known of a figure."""
+    lines = []
+    for name, one in figures.items():
+        lines += [f"{name}, the engine: {line}\n" for line in one.get("said", [])]
+        details = one.get("details", {})
+        lines += [f"{name}: {details[word]}\n" for word in ("warning", "note") if word in details]
+        if "reason" in one:
+            lines.append(f"{name}, {one['status']}:\n\n```\n{one['reason']}\n```\n")
+    return lines
 
 
 if __name__ == "__main__":

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.writing import table
+from benchmarks.harness import table
 from nightjar.kernels.device import Switches, using
 
 from .engine_figures import decoding, timed_step
 from .kernel_figures import backend
-from .lab import Lab, Points, Timing
+from .lab import Lab, Points, Timing, found
 
 BATCHES = (1, 8, 64)
 VARIANTS: dict[str, tuple[str, Switches, dict[str, Any]]] = {
@@ -34,11 +34,8 @@ def decode_steps(name: str) -> Callable[[Lab], Points]:
                 steps[size] = timed_step(engine, lab, prompts)
                 del engine
                 lab.collect()
-        found = {str(batch): steps[lab.batch(batch)] for batch in BATCHES}
-        return {
-            "points": {batch: timing.median for batch, timing in found.items()},
-            "details": {batch: timing.figures() for batch, timing in found.items()},
-        }
+        wanted = {str(batch): steps[lab.batch(batch)] for batch in BATCHES}
+        return found(wanted, **{batch: timing.median for batch, timing in wanted.items()})
 
     return measure
 

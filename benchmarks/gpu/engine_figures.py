@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
+from benchmarks.answers import answers
 from nightjar.gpu_worker.engine import Engine, RankRequest
 from nightjar.gpu_worker.engine.host_tier import HostTier
 
 from .kernel_figures import copy_bandwidth, memory_bandwidth, read_bandwidth
-from .lab import BLOCK_SIZE, Lab, MeasuringError, Points, Timing, answer, generate
+from .lab import BLOCK_SIZE, Lab, MeasuringError, Points, Timing, found, generate
 
 WARM = 2
 """Rounds that do not count: kernels are compiled, caches fill."""
@@ -30,11 +31,11 @@ def a_step(lab: Lab, measure: Callable[[int], Sequence[float]]) -> list[Timing]:
     Raises:
         MeasuringError: A difference is not above 0.
     """
-    scale, found = lab.scale, []
+    scale, rows = lab.scale, []
     for _ in range(scale.rounds):
         pairs = zip(measure(scale.long), measure(scale.short), strict=True)
-        found.append([(long - short) / (scale.long - scale.short) for long, short in pairs])
-    timings = [Timing(column) for column in zip(*found, strict=True)]
+        rows.append([(long - short) / (scale.long - scale.short) for long, short in pairs])
+    timings = [Timing(column) for column in zip(*rows, strict=True)]
     if min(timing.median for timing in timings) <= 0:
         raise MeasuringError("the steps were lost in noise: is the machine busy?")
     return timings
@@ -74,10 +75,8 @@ def decode_share(batch: int) -> Callable[[Lab], Points]:
         timing = step_s(lab, lab.batch(batch))
         floor = lab.scale.floor_bytes(lab.batch(batch), lab.half.itemsize) / memory_bandwidth(lab)
         speeds = {"copy_b_s": copy_bandwidth(lab), "read_b_s": read_bandwidth(lab)}
-        return {
-            "points": {f"decode_share_{batch}": floor / timing.median},
-            "details": timing.figures() | speeds | {"floor_s": floor, "context": lab.scale.context},
-        }
+        about = {"step": timing, **speeds, "floor_s": floor, "context": lab.scale.context}
+        return found(about, **{f"decode_share_{batch}": floor / timing.median})
 
     return measure
 
@@ -85,10 +84,7 @@ def decode_share(batch: int) -> Callable[[Lab], Points]:
 def step_growth(lab: Lab) -> Points:
     """A step of 8 sequences over a step of 1."""
     one, eight = (step_s(lab, lab.batch(batch)) for batch in (1, 8))
-    return {
-        "points": {"step_1_to_8": eight.median / one.median},
-        "details": {"1": one.figures(), "8": eight.figures()},
-    }
+    return found({"1": one, "8": eight}, step_1_to_8=eight.median / one.median)
 
 
 def prefill(lab: Lab) -> Points:
@@ -99,10 +95,8 @@ def prefill(lab: Lab) -> Points:
     engine = lab.engine(lab.half, len(lengths), max(lengths) + 1, max_step_tokens=rows)
     timing = lab.rounds(lambda: afresh(engine, prompts, 1), WARM)
     operations = lab.scale.prefill_operations(lengths)
-    return {
-        "points": {"prefill_tflop_s": operations / timing.median / 1e12},
-        "details": timing.figures() | {"rows": rows, "operations": operations},
-    }
+    about = {"step": timing, "rows": rows, "operations": operations}
+    return found(about, prefill_tflop_s=operations / timing.median / 1e12)
 
 
 def afresh(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> None:
@@ -128,14 +122,12 @@ def ranking(lab: Lab) -> Points:
 
     def run(asked: Sequence[tuple[list[int], list[list[int]]]]) -> None:
         engine.reset_prefix_cache()
-        answer(engine, [RankRequest(i, query, texts) for i, (query, texts) in enumerate(asked)])
+        answers(engine, [RankRequest(i, query, texts) for i, (query, texts) in enumerate(asked)])
 
     shared = lab.rounds(lambda: run([(query, documents) for query in queries]), WARM)
     unshared = lab.rounds(lambda: run(apart))
-    return {
-        "points": {"ranking_sharing": unshared.median / shared.median},
-        "details": {"shared": shared.figures(), "unshared": unshared.figures()},
-    }
+    about = {"shared": shared, "unshared": unshared}
+    return found(about, ranking_sharing=unshared.median / shared.median)
 
 
 def mixed_lengths(lab: Lab) -> Points:
@@ -155,15 +147,11 @@ def mixed_lengths(lab: Lab) -> Points:
             afresh(engine, [prompt], tokens)
 
     singly = lab.rounds(one_by_one)
-    found = {"mixed": together, "even": evenly, "one_by_one": singly}
-    return {
-        "points": {
-            "mixed_over_singles": singly.median / together.median,
-            "mixed_over_even": together.median / evenly.median,
-        },
-        "details": {name: timing.figures() for name, timing in found.items()}
-        | {"lengths": lengths},
-    }
+    return found(
+        {"mixed": together, "even": evenly, "one_by_one": singly, "lengths": lengths},
+        mixed_over_singles=singly.median / together.median,
+        mixed_over_even=together.median / evenly.median,
+    )
 
 
 def job_s(lab: Lab, dtype: torch.dtype) -> Timing:
@@ -186,15 +174,9 @@ def half_over_single(lab: Lab) -> Points:
     """
     half, single = job_s(lab, lab.half), job_s(lab, torch.float32)
     lab.drop_model()
-    return {
-        "points": {"half_over_single": single.median / half.median},
-        "details": {
-            "half": half.figures(),
-            "single": single.figures(),
-            "job": lab.scale.job,
-            "note": "up to a tenth of this may be prompts in FP32, which attend one by one",
-        },
-    }
+    note = "up to a tenth of this may be prompts in FP32, which attend one by one"
+    about = {"half": half, "single": single, "job": lab.scale.job, "note": note}
+    return found(about, half_over_single=single.median / half.median)
 
 
 def kv_cache(lab: Lab) -> Points:
@@ -216,7 +198,7 @@ def kv_cache(lab: Lab) -> Points:
     loads = _loads(tier)
     (known,) = lab.prompts([cached])
     fresh = iter(lab.prompts([length] * (lab.scale.rounds + WARM) * 4 * (crowd + 1), seed=1))
-    found: dict[str, list[float]] = {}
+    took: dict[str, list[float]] = {}
     for engine in engines.values():
         generate(engine, [known], 1)
     for _ in range(WARM + lab.scale.rounds):
@@ -230,17 +212,17 @@ def kv_cache(lab: Lab) -> Points:
                     lambda e=engine, p=prompt: generate(e, [p], 1),  # type: ignore[misc]
                     whole=False,
                 )
-                found.setdefault(f"{kind}, {name}", []).append(seconds)
-    timings = {name: Timing(seconds[WARM:]) for name, seconds in found.items()}
-    return {
-        "points": {
+                took.setdefault(f"{kind}, {name}", []).append(seconds)
+    timings = {name: Timing(seconds[WARM:]) for name, seconds in took.items()}
+    about = {"tokens": length, "cached": cached, "host_bytes": host_bytes, "blocks_of_loads": loads}
+    about |= {"computing_a_token_s": tier.costs.token_s, "loading_a_byte_s": tier.costs.byte_s}
+    return found(
+        timings | about,
+        **{
             f"kv_{kind}": timings[f"{kind}, tier"].median / timings[f"{kind}, none"].median - 1
             for kind in ("hit", "miss")
         },
-        "details": {name: timing.figures() for name, timing in timings.items()}
-        | {"tokens": length, "cached": cached, "host_bytes": host_bytes, "blocks_of_loads": loads}
-        | {"computing_a_token_s": tier.costs.token_s, "loading_a_byte_s": tier.costs.byte_s},
-    }
+    )
 
 
 def later_turn_crowd(lab: Lab) -> int:
@@ -251,13 +233,13 @@ def later_turn_crowd(lab: Lab) -> int:
 
 def _loads(tier: HostTier) -> list[int]:
     """The blocks of each load from now on: without one, a hit has been computed."""
-    found: list[int] = []
+    counts: list[int] = []
     load = tier.load
 
     def counted(blocks: Iterable[int], slots: Iterable[int]) -> None:
         coming = list(blocks)
-        found.append(len(coming))
+        counts.append(len(coming))
         load(coming, slots)
 
     tier.load = counted  # type: ignore[method-assign]
-    return found
+    return counts

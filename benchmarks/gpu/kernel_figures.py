@@ -10,7 +10,7 @@ from torch import Tensor
 from nightjar.kernels import cuda
 from nightjar.kernels.cuda import launch
 
-from .lab import BLOCK_SIZE, Lab, Points, Timing
+from .lab import BLOCK_SIZE, Lab, Points, Timing, found
 
 READ_ROW = 4096
 """Numbers of a row, where rows are read."""
@@ -25,24 +25,17 @@ def backend(lab: Lab) -> AbstractContextManager[None]:
 
 def machine_speed(lab: Lab) -> Points:
     """What shares are taken of: a copy on the device, reading alone, and a matrix product."""
-    size, scale = lab.scale.matmul, lab.scale
-    copy_s, read_s = copy(lab), reads(lab)
+    size, copied = lab.scale.matmul, copy(lab)
+    ways = {f"read: {name}": timing for name, timing in reads(lab).items()}
     given = [torch.randn(size, size, device=lab.device).to(lab.half) for _ in range(2)]
     product = lab.device_s(lambda: given[0] @ given[1])
-    return {
-        "points": {
-            "copy_tb_s": copy_bandwidth(lab) / 1e12,
-            "read_tb_s": read_bandwidth(lab) / 1e12,
-            "product_tflop_s": 2 * size**3 / product.median / 1e12,
-        },
-        "details": {
-            "copy_bytes": scale.copy_bytes,
-            "copy": copy_s.figures(),
-            **{f"read: {name}": timing.figures() for name, timing in read_s.items()},
-            "product_rows": size,
-            "product": product.figures(),
-        },
-    }
+    sizes = {"copy_bytes": lab.scale.copy_bytes, "product_rows": size}
+    return found(
+        {"copy": copied, **ways, "product": product, **sizes},
+        copy_tb_s=copy_bandwidth(lab) / 1e12,
+        read_tb_s=read_bandwidth(lab) / 1e12,
+        product_tflop_s=2 * size**3 / product.median / 1e12,
+    )
 
 
 def copy(lab: Lab) -> Timing:
@@ -115,7 +108,7 @@ def decode_attention(group: int) -> Callable[[Lab], Points]:
             details[f"{batch}x{context}"] = timing.figures() | {"bytes": read, "share": share}
             lab.collect()
         smallest = min(one["share"] for one in details.values())
-        return {"points": {f"attention_share_{group}": smallest}, "details": details}
+        return found(details, **{f"attention_share_{group}": smallest})
 
     return measure
 

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from nightjar.gpu_worker.engine import (
-    Engine,
-    EngineConfig,
-    GenerateRequest,
-    Request,
-    RequestFailed,
-    SamplingParams,
-)
+from benchmarks.answers import answers
+from nightjar.checkpoints import ModelConfig
+from nightjar.gpu_worker.engine import Engine, EngineConfig
 from nightjar.gpu_worker.models import Decoder, KVTensors
+from nightjar.gpu_worker.models.decoder import DecoderWeights
+from nightjar.kernels import LayerWeights, LinearWeight, Norm, pack_linear
+from nightjar.requests import GenerateRequest, SamplingParams
 
-from .model import random_decoder
 from .scale import Scale
 
 Made = TypeVar("Made")
 Points = dict[str, Any]
-"""What a figure gives: its points, the details behind them, and notes on them."""
+"""What a figure gives: its points, the details behind them, and notes on them; see `found`."""
 
 BLOCK_SIZE = EngineConfig().block_size
+STD = 0.02
+"""GPT-2's own; the residual stream stays small enough for FP16 over 24 layers."""
 
 
 class MeasuringError(Exception):
@@ -55,6 +55,12 @@ class Timing:
         }
 
 
+def found(details: Mapping[str, Any], **points: float) -> Points:
+    """A figure's points, and what was timed for them."""
+    plain = {k: one.figures() if isinstance(one, Timing) else one for k, one in details.items()}
+    return {"points": points, "details": plain}
+
+
 @dataclass
 class Lab:
     """device: "cuda" or "cpu", where nothing that is timed means anything."""
@@ -73,8 +79,8 @@ class Lab:
         if key not in self._kept:
             self._kept[key] = make()
             self.collect()
-        found: Made = self._kept[key]
-        return found
+        made: Made = self._kept[key]
+        return made
 
     def batch(self, wanted: int) -> int:
         """A batch's size, no larger than the scale's largest."""
@@ -125,7 +131,7 @@ class Lab:
             run()
         for _ in range(3):
             graph.replay()
-        found = []
+        seconds = []
         for _ in range(self.scale.rounds):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             begin.record()
@@ -133,8 +139,8 @@ class Lab:
                 graph.replay()
             end.record()
             end.synchronize()
-            found.append(begin.elapsed_time(end) / 1e3 / repeats)
-        return Timing(found)
+            seconds.append(begin.elapsed_time(end) / 1e3 / repeats)
+        return Timing(seconds)
 
     def model(self, dtype: torch.dtype) -> Decoder:
         """The random decoder in one format; the one of another format is dropped."""
@@ -170,22 +176,48 @@ class Lab:
 def generate(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> None:
     """Texts of exactly so many tokens after the prompts."""
     params = SamplingParams(tokens, ignore_eos=True)
-    answer(engine, [GenerateRequest(i, prompt, params) for i, prompt in enumerate(prompts)])
+    answers(engine, [GenerateRequest(i, prompt, params) for i, prompt in enumerate(prompts)])
 
 
-def answer(engine: Engine, requests: Sequence[Request]) -> None:
-    """Hand in requests and step until all are answered.
+@torch.inference_mode()
+def random_decoder(config: ModelConfig, dtype: torch.dtype, device: str) -> Decoder:
+    """A GPT of the config's shape (LayerNorm, learned positions, biases), the same for every call
+    on one device."""
+    generator = torch.Generator(device).manual_seed(0)
+    width, inner = config.hidden_size, config.intermediate_size
 
-    Raises:
-        MeasuringError: one failed, or was not answered.
-    """
-    for request in requests:
-        engine.submit(request)
-    answered = 0
-    while engine.has_work:
-        for result in engine.step():
-            if isinstance(result, RequestFailed):
-                raise MeasuringError(f"a request failed: {result.code}: {result.message}")
-            answered += 1
-    if answered != len(requests):
-        raise MeasuringError(f"{answered} of {len(requests)} requests were answered")
+    def normal(*size: int) -> Tensor:
+        made = torch.empty(*size, dtype=dtype, device=device)
+        return made.normal_(0.0, STD, generator=generator)
+
+    def norm() -> Norm:
+        ones = torch.ones(width, dtype=torch.float32, device=device)
+        return Norm(ones, torch.zeros_like(ones), config.norm_epsilon)
+
+    def linear(inputs: int, outputs: int) -> LinearWeight:
+        return pack_linear(normal(outputs, inputs), normal(outputs))
+
+    def layer() -> LayerWeights:
+        return LayerWeights(
+            attention_norm=norm(),
+            qkv=linear(width, 3 * width),
+            query_norm=None,
+            key_norm=None,
+            attention_out=linear(width, width),
+            attention_post_norm=None,
+            mlp_norm=norm(),
+            up=linear(width, inner),
+            down=linear(inner, width),
+            mlp_post_norm=None,
+        )
+
+    tokens = normal(config.vocab_size, width)
+    weights = DecoderWeights(
+        tokens=tokens,
+        positions=normal(config.context_length, width),
+        rope=None,
+        layers=tuple(layer() for _ in range(config.n_layers)),
+        last_norm=norm(),
+        head=pack_linear(tokens, None),
+    )
+    return Decoder(config, weights, dtype, dtype, device)

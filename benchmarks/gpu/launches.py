@@ -10,7 +10,7 @@ import torch
 from nightjar.gpu_worker.engine import Engine
 
 from .engine_figures import a_step, decoding, warm
-from .lab import Lab, MeasuringError, Points, generate
+from .lab import Lab, MeasuringError, Points, found, generate
 
 
 class Launches:
@@ -60,12 +60,12 @@ class Launches:
                 begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
                 begin.record()
             started = time.perf_counter()
-            found = launch(given)
+            launched = launch(given)
             self._host.append(time.perf_counter() - started)
             if mark:
                 end.record()
                 self._marks.append((begin, end))
-            return found
+            return launched
 
         return watched
 
@@ -85,14 +85,11 @@ def launch_overhead(lab: Lab) -> Points:
         return wall, *launches.take()
 
     wall, host, span = a_step(lab, seconds)
-    details = wall.figures() | {"batch": batch, "host": host.figures(), "span": span.figures()}
+    about: dict[str, Any] = {"step": wall, "host": host, "span": span, "batch": batch}
     if host.median > span.median / 2:
-        details["warning"] = (
+        about["warning"] = (
             f"the host launches a step in {1e6 * host.median:.0f} us, the device takes "
             f"{1e6 * span.median:.0f} us: it may wait for the host where this does not count it"
         )
     pairs = zip(wall.seconds, span.seconds, strict=True)
-    return {
-        "points": {"launch_overhead": median(1 - busy / whole for whole, busy in pairs)},
-        "details": details,
-    }
+    return found(about, launch_overhead=median(1 - busy / whole for whole, busy in pairs))

@@ -9,7 +9,7 @@ import transformers
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 from .engine_figures import WARM, job_s
-from .lab import Lab, MeasuringError, Points, Timing
+from .lab import Lab, MeasuringError, Points, Timing, found
 
 PATIENCE_S = 20.0
 """Of timing one way of theirs: rounds that would begin later are left out, but for two."""
@@ -55,26 +55,19 @@ def _timed(lab: Lab, run: Callable[[], int]) -> Timing:
     for _ in range(WARM):
         if (made := run()) != count * tokens:
             raise MeasuringError(f"transformers made {made} tokens of {count * tokens}")
-    found: list[float] = []
+    took: list[float] = []
     ends = time.monotonic() + PATIENCE_S
-    while len(found) < lab.scale.rounds and (len(found) < 2 or time.monotonic() < ends):
-        found.append(lab.wall_s(run))
-    return Timing(found)
+    while len(took) < lab.scale.rounds and (len(took) < 2 or time.monotonic() < ends):
+        took.append(lab.wall_s(run))
+    return Timing(took)
 
 
 def _compared(lab: Lab, name: str, theirs: Timing, settings: dict[str, Any]) -> Points:
     """Our time for the job against theirs."""
-    ours = job_s(lab, lab.half)
-    return {
-        "points": {f"over_{name}": theirs.median / ours.median},
-        "details": {
-            "transformers": theirs.figures(),
-            "nightjar": ours.figures(),
-            "job": dict(zip(("texts", "prompt", "tokens"), lab.scale.job, strict=True)),
-            "version": transformers.__version__,
-            "settings": settings,
-        },
-    }
+    ours, job = job_s(lab, lab.half), lab.scale.job
+    about = {"version": transformers.__version__, "settings": settings, "job": job}
+    timings = {"transformers": theirs, "nightjar": ours}
+    return found(timings | about, **{f"over_{name}": theirs.median / ours.median})
 
 
 def over_static_cache(lab: Lab) -> Points:
@@ -111,22 +104,22 @@ def over_continuous_batching(lab: Lab) -> Points:
     step of its size first comes by: two rounds that do not count see nearly all of them.
     """
     model, ends = random_gpt2(lab), time.monotonic() + SECOND_BEFORE_S
-    found: dict[str, tuple[Timing, dict[str, Any]]] = {}
+    timed: dict[str, tuple[Timing, dict[str, Any]]] = {}
     tried: dict[str, Any] = {}
     for name, graphs in (("its defaults", None), ("use_cuda_graph=True", True)):
         if time.monotonic() > ends:
             tried[name] = {"reason": "no time left"}
             continue
         try:
-            timing, settings = found[name] = _continuous(lab, model, graphs)
+            timing, settings = timed[name] = _continuous(lab, model, graphs)
             tried[name] = timing.figures() | settings
         except Exception as error:  # noqa: BLE001 (told, not swallowed)
             tried[name] = {"reason": f"{type(error).__name__}: {error}"}
         lab.collect()
-    if not found:
+    if not timed:
         raise MeasuringError(f"transformers' continuous batching failed: {tried}")
-    fastest = min(found, key=lambda name: found[name][0].median)
-    result = _compared(lab, "continuous_batching", *found[fastest])
+    fastest = min(timed, key=lambda name: timed[name][0].median)
+    result = _compared(lab, "continuous_batching", *timed[fastest])
     result["details"] |= {"fastest": fastest, "tried": tried}
     if "flash" not in result["details"]["settings"]["attention"]:
         result["notes"] = {"over_continuous_batching": "without flash-attn"}
@@ -162,10 +155,10 @@ def _continuous(lab: Lab, model: Any, graphs: bool | None) -> tuple[Timing, dict
         manager.add_requests(next(rounds), max_new_tokens=tokens)
         made, ended = 0, 0
         while ended < count:
-            found = manager.get_result(timeout=1)
-            if found is not None and found.is_finished():
-                made, ended = made + len(found.generated_tokens), ended + 1
-            elif found is None and not manager.is_running():
+            one = manager.get_result(timeout=1)
+            if one is not None and one.is_finished():
+                made, ended = made + len(one.generated_tokens), ended + 1
+            elif one is None and not manager.is_running():
                 raise MeasuringError("transformers' continuous batching has ended")
         return made
 

@@ -20,7 +20,6 @@ class Scale:
     copy_bytes, matmul: for the machine's own speed.
     """
 
-    name: str = "full"
     layers: int = 24
     hidden: int = 2048
     heads: int = 16
@@ -97,7 +96,6 @@ class Scale:
 
 FULL = Scale()
 TINY = Scale(
-    name="tiny",
     layers=1,
     hidden=128,
     heads=2,
@@ -125,4 +123,4 @@ TINY = Scale(
     matmul=64,
 )
 """Only tries the harness."""
-SCALES = {scale.name: scale for scale in (FULL, TINY)}
+SCALES = {"full": FULL, "tiny": TINY}

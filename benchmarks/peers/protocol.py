@@ -81,11 +81,6 @@ class Workload:
         ends = accumulate(len(ranking.documents) for ranking in self.rankings)
         return next((end for end in ends if end >= units), units)
 
-    def waves(self) -> list[list[Generation]]:
-        """The generations by wave, in the order of the waves."""
-        numbers = sorted({generation.wave for generation in self.generations})
-        return [[g for g in self.generations if g.wave == number] for number in numbers]
-
 
 @dataclass(frozen=True)
 class Generated:
@@ -108,48 +103,32 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Load:
-    """Load a Hugging Face directory; `converted` is a folder for the system's own format."""
-
-    model: str
-    precision: str
-    threads: int
-    converted: str
-
-
-@dataclass(frozen=True)
 class Message:
-    """What a runner is asked for: one of the two."""
+    """What a runner is asked for: to load a Hugging Face directory, or to run a workload.
 
-    load: Load | None = None
+    converted: a folder for the system's own format.
+    """
+
     run: Workload | None = None
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """start_mib: the process's peak before the model, so Python and its libraries."""
-
-    load_s: float
-    versions: dict[str, str]
-    settings: str
-    start_mib: float
-
-
-@dataclass(frozen=True)
-class Ran:
-    """A workload's time and outcome, and the most memory that the process ever held."""
-
-    seconds: float
-    outcome: Outcome
-    peak_mib: float
+    model: str = ""
+    precision: str = ""
+    threads: int = 0
+    converted: str = ""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a message gave, or why it failed."""
+    """What a message gave, or why it failed.
 
-    loaded: Loaded | None = None
-    ran: Ran | None = None
+    seconds: of loading, or of the workload.  peak_mib: the most memory that the process ever held;
+    after loading, what it held before, so Python and its libraries.
+    """
+
+    seconds: float = 0.0
+    peak_mib: float = 0.0
+    outcome: Outcome = field(default_factory=Outcome)
+    versions: dict[str, str] = field(default_factory=dict)
+    settings: str = ""
     error: str | None = None
 
 
@@ -221,10 +200,11 @@ def run_workload(system: System, workload: Workload) -> Outcome:
             outcome.generated += system.generate([generation])
             outcome.seconds_each.append(time.perf_counter() - started)
     else:
-        by_request: dict[int, Generated] = {}
-        for wave in workload.waves():
-            by_request.update(zip(map(id, wave), system.generate(wave), strict=True))
-        outcome.generated = [by_request[id(generation)] for generation in workload.generations]
+        found: dict[int, Generated] = {}
+        for number in sorted({generation.wave for generation in workload.generations}):
+            wave = {i: g for i, g in enumerate(workload.generations) if g.wave == number}
+            found.update(zip(wave, system.generate(list(wave.values())), strict=True))
+        outcome.generated = [found[place] for place in sorted(found)]
     return outcome
 
 
@@ -248,17 +228,16 @@ def without_part(text: str, stop: str) -> str:
 
 def handle(system: System, message: Message) -> Answer:
     """Carry out one message."""
-    if (asked := message.load) is not None:
-        start_mib, started = peak_mib(), time.perf_counter()
-        system.load(Path(asked.model), asked.precision, asked.threads, Path(asked.converted))
-        load_s = time.perf_counter() - started
-        return Answer(loaded=Loaded(load_s, system.versions, system.settings, start_mib))
     if message.run is None:
-        raise ValueError("a message without a command")
+        start_mib, started = peak_mib(), time.perf_counter()
+        where = Path(message.model), message.precision, message.threads, Path(message.converted)
+        system.load(*where)
+        seconds = time.perf_counter() - started
+        return Answer(seconds, start_mib, versions=system.versions, settings=system.settings)
     system.reset()
     started = time.perf_counter()
     outcome = run_workload(system, message.run)
-    return Answer(ran=Ran(time.perf_counter() - started, outcome, peak_mib()))
+    return Answer(time.perf_counter() - started, peak_mib(), outcome)
 
 
 def serve(system: System) -> None:

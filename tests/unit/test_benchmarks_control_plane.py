@@ -16,7 +16,7 @@ from benchmarks import http_load
 from benchmarks.control_plane.__main__ import BENCHMARK
 from benchmarks.control_plane.requests import MAX_TOKENS, PROMPT_TOKENS, prompts, write_jobs
 from benchmarks.control_plane.watch import Watch, families_of, growth, latencies, resident_bytes
-from benchmarks.harness import Benchmark
+from benchmarks.harness import DATABASES, Benchmark
 from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.lines.batch_lines import BatchReader
 from nightjar.jobs.records import NewRequest
@@ -168,9 +168,10 @@ def test_a_load_that_is_refused_is_no_figure(server: str) -> None:
 
 def test_ways_that_are_measured_in_several_calls_stay_together(tmp_path: Path) -> None:
     benchmark = Benchmark(
-        "benchmarks.made_up",
+        "made_up",
         "Made up.",
-        lambda way, args, folder: {"folder": folder.name, "rows": args.rows},
+        lambda args, folder: {"folder": folder.name, "rows": args.rows},
+        DATABASES,
         options={"--rows": (7, "of it")},
         about={"asked": 1},
     )

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.measurements import PAGE, filled
-from benchmarks.measurements import TABLE as TABLES
-from benchmarks.writing import RESULTS
+from benchmarks.harness import RESULTS
+from benchmarks.report import MEASUREMENTS, filled
+from benchmarks.report import TABLE as TABLES
 
 TABLE = """Words, and 7 of them.
 
@@ -51,7 +51,7 @@ def test_a_table_that_was_not_measured_stays_until_its_file_is_there(tmp_path: P
 
 
 def test_the_page_names_the_newest_files() -> None:
-    text = PAGE.read_text(encoding="utf-8")
+    text = MEASUREMENTS.read_text(encoding="utf-8")
     named = [found.group(1, 2) for found in TABLES.finditer(text)]
     assert len(named) > 5
     assert [found.group(1, 2) for found in TABLES.finditer(filled(text, RESULTS))] == named

@@ -22,10 +22,8 @@ from benchmarks.peers.protocol import (
     Answer,
     Generated,
     Generation,
-    Load,
     Message,
     Outcome,
-    Ran,
     System,
     Workload,
 )
@@ -66,7 +64,7 @@ def ask(system, *messages):
 
 
 def loading(precision="fp32"):
-    return Message(load=Load("m", precision, 2, "c"))
+    return Message(None, "m", precision, 2, "c")
 
 
 def running(kind, generations):
@@ -77,9 +75,9 @@ def test_waves_are_handed_in_one_after_another():
     echo = Echo()
     generations = [Generation([0] * n, 4, wave=wave) for n, wave in ((1, 0), (2, 1), (3, 0))]
     loaded, ran = ask(echo, loading(), running("generate", generations))
-    assert loaded.loaded.versions == {"echo": "1"}
+    assert loaded.versions == {"echo": "1"}
     assert echo.calls == ["reset", [1, 3], [2]]
-    assert [one.text for one in ran.ran.outcome.generated] == ["1", "2", "3"]
+    assert [one.text for one in ran.outcome.generated] == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize(
@@ -94,8 +92,8 @@ def test_first_tokens_are_timed_one_by_one():
     echo = Echo()
     (ran,) = ask(echo, running("first_token", [Generation([0] * n, 1) for n in (5, 6, 7)]))
     assert echo.calls == ["reset", [5], [6], [7]]
-    assert len(ran.ran.outcome.seconds_each) == 3
-    assert sum(ran.ran.outcome.seconds_each) <= ran.ran.seconds
+    assert len(ran.outcome.seconds_each) == 3
+    assert sum(ran.outcome.seconds_each) <= ran.seconds
 
 
 def test_a_failure_is_an_answer_and_the_runner_goes_on(capfd):
@@ -104,7 +102,7 @@ def test_a_failure_is_an_answer_and_the_runner_goes_on(capfd):
     )
     assert refused == Answer(error="ValueError: no int8")
     assert failed == Answer(error="ZeroDivisionError: by zero")
-    assert ran.ran is not None
+    assert ran.outcome.generated
     assert "by zero" in capfd.readouterr().err
 
 
@@ -128,7 +126,7 @@ def wait_for(process, status):
 
 def test_a_runner_that_reads_nothing_any_more_is_closed(tmp_path):
     runner = Runner(NIGHTJAR, "fp32", 1, tmp_path / "log")
-    process = psutil.Process(runner.pid)
+    process = psutil.Process(runner.process.pid)
     process.kill()
     assert wait_for(process, psutil.STATUS_ZOMBIE)
     with pytest.raises(SystemFailedError, match="was killed, as the system does"):
@@ -146,8 +144,8 @@ def test_a_runner_process_of_the_engine(model, words, tmp_path):
     alone.load(model, "fp32", 2, tmp_path)
     runner = Runner(NIGHTJAR, "fp32", 2, tmp_path / "log")
     try:
-        assert runner.load(model, tmp_path).versions["torch"]
-        process = psutil.Process(runner.pid)
+        assert runner.load(model).versions["torch"]
+        process = psutil.Process(runner.process.pid)
         assert wait_for(process, psutil.STATUS_STOPPED)
         assert runner.run(texts).outcome.generated == alone.generate(generations)
         assert runner.run(ranking).outcome.mean_nll == alone.rank(ranking.rankings)
@@ -218,7 +216,7 @@ class Clock:
         self.asked.append(workload.units)
         self.log.append(self.name)
         each = [self.seconds_each] * workload.units if workload.kind == "first_token" else []
-        return Ran(workload.units * self.seconds_each, Outcome(seconds_each=each), 1.0)
+        return Answer(workload.units * self.seconds_each, 1.0, Outcome(seconds_each=each))
 
 
 def contest_of(*taking_part, budget_s=4.0):
@@ -331,9 +329,10 @@ def test_a_result_file_keeps_the_models_of_other_runs(tmp_path):
 def test_a_run_writes_a_result_that_the_page_can_show(tmp_path, monkeypatch):
     """The tiny model, our engine alone, two workloads; the stops come from the engine itself."""
     monkeypatch.setattr(compare, "CACHE", tmp_path)
+    monkeypatch.setattr(compare, "LOGS", tmp_path)
     monkeypatch.setattr(models, "CACHE", tmp_path)
 
-    def reference(model, threads, logs, asked):
+    def reference(model, threads, asked):
         system = NightjarEngine()
         system.load(model, "fp32", threads, model)
         return system.generate(asked)

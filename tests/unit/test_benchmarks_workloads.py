@@ -51,10 +51,7 @@ def workloads(words):
 
 
 def test_the_same_seed_makes_the_same_work(words, workloads):
-    again = build(words, SIZES, fake_reference)
-    assert again == workloads
-    other = build(words, SIZES, fake_reference, seed=1)
-    assert all(other[name] != workload for name, workload in workloads.items())
+    assert build(words, SIZES, fake_reference) == workloads
 
 
 def test_a_size_moves_no_other_workload(words, workloads):
@@ -106,8 +103,9 @@ def test_mixed_and_even_lengths_hold_the_same_tokens(words):
 
 
 def test_turns_repeat_four_fifths(workloads):
-    waves = workloads["multi_turn"].waves()
-    assert len(waves) == SIZES.turns
+    asked = workloads["multi_turn"].generations
+    waves = [[g for g in asked if g.wave == number] for number in range(SIZES.turns)]
+    assert sum(map(len, waves)) == len(asked)
     for before, after in pairwise(waves):
         for old, new in zip(before, after, strict=True):
             assert new.token_ids[: len(old.token_ids)] == old.token_ids

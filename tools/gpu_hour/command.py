@@ -9,7 +9,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.writing import commit
+from benchmarks.harness import commit
 
 from .apart import ROOT
 from .page import Page
