@@ -22,8 +22,6 @@ from pathlib import Path
 
 import msgspec
 
-from nightjar.checkpoints.tokenizer import Tokenizer
-
 from . import own
 from .contest import COMPARED, EVERYONES, OURS, Contest, say
 from .environments import CACHE
@@ -32,9 +30,9 @@ from .harness import RESULTS, ROOT, Figures, arguments, begun, write_json, write
 from .machine import describe, has_bf16
 from .models import cached_model
 from .peers.protocol import Generated, Generation, Workload
-from .shapes import FIRST_WORD, MEASURED, SHAPES
 from .systems import SYSTEMS, TRANSFORMERS, Runner
-from .workloads import Sizes, Words, build
+from .weights import MEASURED, SHAPES
+from .workloads import Sizes, build
 
 REFERENCE = "transformers fp32"
 LOGS = CACHE / "logs"
@@ -74,16 +72,13 @@ def reference_texts(model: Path, threads: int, asked: list[Generation]) -> list[
         runner.close()
 
 
-def make_workloads(model: Path, sizes: Sizes, threads: int) -> dict[str, Workload]:
+def make_workloads(name: str, model: Path, sizes: Sizes, threads: int) -> dict[str, Workload]:
     """The workloads of a model, from the cache when they were made before."""
     source = (ROOT / "benchmarks" / "workloads.py").read_bytes()
     key = hashlib.sha256(source + repr(sizes).encode()).hexdigest()[:16]
     file = CACHE / "workloads" / f"{model.name}-{key}.json"
     if not file.is_file():
-        vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
-        tokenizer = Tokenizer.read(model / "tokenizer.json", vocab_size)
-        vocabulary = Words.of(tokenizer.token_bytes, FIRST_WORD)
-        made = build(vocabulary, sizes, partial(reference_texts, model, threads))
+        made = build(SHAPES[name].words, sizes, partial(reference_texts, model, threads))
         write_whole(file, msgspec.json.encode(made).decode())
     return msgspec.json.decode(file.read_bytes(), type=dict[str, Workload])
 
@@ -92,7 +87,7 @@ def compare_on(name: str, options: Namespace, keep: Callable[[Figures], None]) -
     """Measure one model; `keep` gets its result after every workload, better each time."""
     model = cached_model(name)
     sizes = Sizes().scaled(options.scale)
-    made = make_workloads(model, sizes, options.threads)
+    made = make_workloads(name, model, sizes, options.threads)
     workloads = {key: one for key, one in made.items() if key in options.workloads}
     contest = Contest(model, LOGS, options.threads, options.budget_s)
 

@@ -10,9 +10,7 @@ phases compute less, so the windows of a phase are fewer and its shares rougher.
 import time
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -37,14 +35,6 @@ WEIGHTS = {"gold": 3.0, "silver": 1.0, "flood": 1.0}
 # Rows of a job, words in a prompt, and most tokens of an answer.
 SIZES = {"gold": (20_000, 24, 64), "silver": (20_000, 4, 16), "flood": (100, 8, 24)}
 FLOOD_JOBS = 150
-
-
-def set_weights(store: Store) -> None:
-    rows = [
-        {"name": name, "weight": weight, "created_at": datetime.now(UTC)}
-        for name, weight in WEIGHTS.items()
-    ]
-    store.database.write(lambda connection: connection.execute(sa.insert(tenant_table), rows))
 
 
 def submit_job(store: Store, tenant: str, seed: int = 0) -> str:
@@ -77,7 +67,9 @@ def shares(store: Store, seconds: float) -> Figures:
 def measure(args: Namespace, folder: Path) -> Figures:
     with deployment(args.database, folder, args.model, **SETTINGS) as running:
         store = Store(running.database.url)
-        set_weights(store)
+        now = datetime.now(UTC)
+        rows = [{"name": n, "weight": weight, "created_at": now} for n, weight in WEIGHTS.items()]
+        store.database.write(lambda connection: connection.execute(sa.insert(tenant_table), rows))
         found = phases(store, args.seconds)
         store.close()
     return {"phases": found}
@@ -93,22 +85,16 @@ def phases(store: Store, seconds: float) -> Figures:
     gold = submit_job(store, "gold")
     wait_until(lambda: {"gold", "silver"} <= computed(store).keys())
 
-    def pause_gold() -> None:
-        store.stopping.pause(gold)
-        wait_until(lambda: not in_flight(store, gold))
-        store.shares.settle()
-
-    later: dict[str, tuple[Callable[[], object] | None, float]] = {
-        "both_have_come": (None, 0.25),  # what was in the window when they came is computed first
-        "all_three": (None, 1.0),
-        "gold_paused": (pause_gold, 0.5),
-        "gold_back": (partial(store.stopping.resume, gold), 0.25),
-        "all_three_again": (None, 1.0),
-    }
-    for name, (begin, part) in later.items():
-        if begin is not None:
-            begin()
-        found[name] = shares(store, part * seconds)
+    # What was in the window when they came is computed first.
+    found["both_have_come"] = shares(store, seconds / 4)
+    found["all_three"] = shares(store, seconds)
+    store.stopping.pause(gold)
+    wait_until(lambda: not in_flight(store, gold))
+    store.shares.settle()
+    found["gold_paused"] = shares(store, seconds / 2)
+    store.stopping.resume(gold)
+    found["gold_back"] = shares(store, seconds / 4)
+    found["all_three_again"] = shares(store, seconds)
     return found
 
 

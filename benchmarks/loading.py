@@ -25,7 +25,7 @@ import torch
 from benchmarks.converting import forget, peak_mib
 from benchmarks.harness import Benchmark, Figures, by_turns, seconds_of
 from benchmarks.models import save_model
-from benchmarks.shapes import SHAPES
+from benchmarks.weights import SHAPES
 from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.models import Decoder, load_model
 from nightjar.gpu_worker.models.shared_weights import load_shared

@@ -1,8 +1,7 @@
 """Throughput with LoRA adapters beside the base model's: `python -m benchmarks.lora`.
 
-Each micro-batch has 48 requests. They share 8 adapters of rank 16, or name none. The adapters
-change every linear layer of the blocks, or the queries, keys and values only. The micro-batches
-take turns, so that all meet the same machine. An engine in this process computes them.
+The requests of a micro-batch share adapters, or name none. The adapters change every linear layer
+of the blocks, or the queries, keys and values only. An engine in this process computes them.
 """
 
 import random
@@ -17,7 +16,7 @@ import torch
 from benchmarks.answers import answers
 from benchmarks.harness import Benchmark, Figures, by_turns, seconds_of
 from benchmarks.models import cached_model
-from benchmarks.shapes import MEASURED, SHAPES
+from benchmarks.weights import MEASURED, SHAPES
 from nightjar.checkpoints import ModelConfig, ModelDirectory
 from nightjar.checkpoints.adapters import adapted_shapes
 from nightjar.gpu_worker.engine import Engine, EngineConfig

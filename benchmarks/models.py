@@ -15,18 +15,17 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from .environments import CACHE
-from .shapes import SHAPES, SPECIAL_TOKENS, SYLLABLES, Shape
-from .weights import Draw, gpt2_weights, llama_weights
+from .weights import SHAPES, SPECIAL_TOKENS, SYLLABLES, Draw, Shape, gpt2_weights, llama_weights
 
 
-def _vocabulary(size: int, seed: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
+def _vocabulary(size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Special tokens, bytes, then words of one to three syllables after a space, and the merges
     that make each of them one token.  `Ġ` is byte-level BPE's space."""
     merges = [(syllable[0], syllable[1]) for syllable in SYLLABLES]
     merges += [("Ġ", syllable) for syllable in SYLLABLES]
     pairs = [(f"Ġ{a}", b) for a, b in product(SYLLABLES, SYLLABLES)]
     triples = [(f"Ġ{a}{b}", c) for a, b, c in product(SYLLABLES, SYLLABLES, SYLLABLES)]
-    random.Random(seed).shuffle(triples)
+    random.Random(0).shuffle(triples)
     base = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     merges = (merges + pairs + triples)[: size - len(base)]
     tokens = base + [left + right for left, right in merges]
@@ -35,9 +34,9 @@ def _vocabulary(size: int, seed: int) -> tuple[dict[str, int], list[tuple[str, s
     return {token: index for index, token in enumerate(tokens)}, merges
 
 
-def save_tokenizer(directory: Path, vocab_size: int, seed: int = 0) -> None:
+def save_tokenizer(directory: Path, vocab_size: int) -> None:
     """Write tokenizer.json and tokenizer_config.json."""
-    vocabulary, merges = _vocabulary(vocab_size, seed)
+    vocabulary, merges = _vocabulary(vocab_size)
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -94,19 +93,19 @@ _FAMILIES = {"gpt2": (_gpt2_config, gpt2_weights), "llama": (_llama_config, llam
 
 def cached_model(name: str) -> Path:
     """The directory of a shape's model, made anew when what it is made by has changed."""
-    sources = (Path(__file__).with_name(f"{part}.py") for part in ("models", "shapes", "weights"))
+    sources = (Path(__file__).with_name(f"{part}.py") for part in ("models", "weights"))
     key = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
     return save_model(CACHE / "models" / f"{name}-{key}", SHAPES[name])
 
 
-def save_model(directory: Path, shape: Shape, seed: int = 0) -> Path:
+def save_model(directory: Path, shape: Shape) -> Path:
     """Write the model's directory unless it is there whole; returns it."""
     done = directory / "config.json"  # written last
     if done.is_file():
         return directory
     directory.mkdir(parents=True, exist_ok=True)
     make_config, make_weights = _FAMILIES[shape.family]
-    weights = make_weights(shape, Draw(seed))
+    weights = make_weights(shape, Draw(0))
     save_file(weights, str(directory / "model.safetensors"), metadata={"format": "pt"})
     save_tokenizer(directory, shape.vocab_size)
     about = {

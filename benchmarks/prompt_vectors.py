@@ -1,9 +1,8 @@
 """Throughput of tuned requests beside plain ones: `python -m benchmarks.prompt_vectors`.
 
-1,000 prompt vectors are registered in a database. Each micro-batch has 50 requests. A tuned one
-names 50 of the vectors, each of which stands in for as many tokens of the prompt. A plain one has
-tokens there. The vectors are read from the database when the compute process lacks them, as a GPU
-worker does it. Tuned and plain micro-batches take turns, so that both meet the same machine.
+A tuned micro-batch names a vector for each request, which stands in for as many tokens of the
+prompt. A plain one has tokens there. The vectors are read from the database when the compute
+process lacks them, as a GPU worker does it.
 """
 
 import hashlib

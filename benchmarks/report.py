@@ -5,8 +5,7 @@ is written from the newest `peers-*.json` that has the model or the newest `scal
 page and figures cannot differ.
 
 Each table of docs/reference/measurements.md stands below `<!-- file: NAME-DATE.json -->`. It takes
-its cells from the newest file of that name that has all of its figures, and then names that file. A
-table that has no file yet stands below `<!-- not measured yet: NAME -->`.
+its cells from the newest file of that name that has all of its figures, and then names that file.
 """
 
 import json
@@ -20,12 +19,8 @@ from .harness import RESULTS, ROOT, table
 
 PAGE = ROOT / "docs" / "performance.md"
 MEASUREMENTS = ROOT / "docs" / "reference" / "measurements.md"
-TABLE = re.compile(
-    r"<!-- (?:file: ([\w-]+)-(\d{4}-\d\d-\d\d)\.json|not measured yet: ([\w-]+)) -->"
-    r"\n\n((?:\|.*\n)+)"
-)
+TABLE = re.compile(r"<!-- file: ([\w-]+)-(\d{4}-\d\d-\d\d)\.json -->\n\n((?:\|.*\n)+)")
 BLOCK = re.compile(r"(<!-- figures: ([\w.-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
-NOT_YET = "Not measured yet.\n"
 FIRST_MODEL = "gpt2-small"
 RANKING = ("rank", "rank_long", "catalogue")
 
@@ -44,11 +39,6 @@ def newest_models(folder: Path) -> dict[str, Record]:
     for record in results(folder, "peers"):
         found |= record["models"]
     return found
-
-
-def newest_scaling(folder: Path) -> Record | None:
-    """The newest curves."""
-    return next(reversed(results(folder, "scaling")), None)
 
 
 def number(value: float | None, suffix: str = "") -> str:
@@ -88,21 +78,17 @@ def rates(model: Record) -> str:
         if "failed" in system:
             failures.append(f"- {label}: {system['failed']}")
             continue
-        found = (_rate(at(system, "workloads", name)) for name in COMPARED)
-        rows.append([label, *found, number(at(system, "first_token", "speedup"), "x")])
+        cells = []
+        for one in (at(system, "workloads", name) for name in COMPARED):
+            part = f" ({one['units']})" if one and one["units"] != one["of"] else ""
+            cells.append(number(one and one["rate"]) + part)
+        rows.append([label, *cells, number(at(system, "first_token", "speedup"), "x")])
         for name, reason in system.get("workload_failures", {}).items():
             failures.append(f"- {label}, {name}: {reason}")
     heads = [f"{name}, {'document' if name in RANKING else 'request'}s/s" for name in COMPARED]
     heads.append("time to first token, 80% repeated")
     said = ["Not measured, with the system's own reason:\n", "\n".join(failures) + "\n"]
     return "\n".join([table(["system", *heads], rows), *(said if failures else [""])])
-
-
-def _rate(measured: Record | None) -> str:
-    if measured is None:
-        return "-"
-    part = "" if measured["units"] == measured["of"] else f" ({measured['units']})"
-    return f"{number(measured['rate'])}{part}"
 
 
 def settings(model: Record) -> str:
@@ -218,18 +204,17 @@ MODEL_BLOCKS: dict[str, Callable[[Record], str]] = {
 }
 
 
-def block(name: str, models: dict[str, Record], scaling: Record | None) -> str:
+def block(name: str, models: dict[str, Record], scaling: Record) -> str:
     """The text of a block: `NAME`, or `NAME-MODEL` for a model other than the first."""
     if name == "plots":
-        return plots(scaling) if scaling else NOT_YET
+        return plots(scaling)
     kind, _, model = name.partition("-")
     if kind not in MODEL_BLOCKS:
         raise ValueError(f"block {name!r}: known are plots, {', '.join(MODEL_BLOCKS)}")
-    found = models.get(model or FIRST_MODEL)
-    return MODEL_BLOCKS[kind](found) if found else NOT_YET
+    return MODEL_BLOCKS[kind](models[model or FIRST_MODEL])
 
 
-def fill(page: str, models: dict[str, Record], scaling: Record | None) -> str:
+def fill(page: str, models: dict[str, Record], scaling: Record) -> str:
     """The page with every block written anew."""
     return BLOCK.sub(
         lambda match: f"{match[1]}\n{block(match[2], models, scaling)}\n{match[3]}", page
@@ -246,7 +231,7 @@ def filled(text: str, folder: Path) -> str:
 
 
 def _filled_table(found: re.Match[str], folder: Path) -> str:
-    name, lines = found[1] or found[3], found[4].splitlines()
+    name, lines = found[1], found[3].splitlines()
     columns = _cells(lines[0])[1:-1]
     for path in sorted(folder.glob(f"{name}-????-??-??.json"), reverse=True):
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -255,8 +240,6 @@ def _filled_table(found: re.Match[str], folder: Path) -> str:
         except KeyError:  # an older kind of measurement, or another one of the same name
             continue
         return "\n".join([f"<!-- file: {path.name} -->", "", *lines[:2], *rows, ""])
-    if found[3] is not None:
-        return found[0]
     raise LookupError(f"no {name}-DATE.json in {folder} has all figures of its table")
 
 
@@ -287,7 +270,7 @@ def _at(record: Record, key: str) -> float:
 
 
 def main() -> None:
-    figures = newest_models(RESULTS), newest_scaling(RESULTS)
+    figures = newest_models(RESULTS), results(RESULTS, "scaling")[-1]
     PAGE.write_text(fill(PAGE.read_text(encoding="utf-8"), *figures), encoding="utf-8")
     text = filled(MEASUREMENTS.read_text(encoding="utf-8"), RESULTS)
     MEASUREMENTS.write_text(text, encoding="utf-8")

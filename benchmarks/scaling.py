@@ -14,15 +14,14 @@ from statistics import median
 
 import matplotlib.pyplot as plt
 
-from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.models.precision import PRECISIONS
 
 from .harness import Benchmark, Figures, by_turns, seconds_of
 from .models import cached_model
 from .peers.nightjar_peer import NightjarEngine
-from .peers.protocol import Workload, run_workload
-from .shapes import FIRST_WORD, GPT2_SMALL, SHAPES
-from .workloads import Words, ranking, texts
+from .peers.protocol import Ranking, Workload, run_workload
+from .weights import GPT2_SMALL, SHAPES
+from .workloads import texts
 
 
 @dataclass(frozen=True)
@@ -40,34 +39,34 @@ class Point:
     max_running: int | None = None
 
 
-def _batch(words: Words, rng: random.Random, size: int) -> Point:
+def _batch(words: range, rng: random.Random, size: int) -> Point:
     """Decoding alone: 33 tokens less the first, prompts of 64."""
-    rows = [words.draw(rng, 64) for _ in range(size)]
+    rows = [rng.choices(words, k=64) for _ in range(size)]
     return Point(32 * size, texts("scaling", rows, 33), texts("scaling", rows, 1), size)
 
 
-def _context(words: Words, rng: random.Random, size: int) -> Point:
+def _context(words: range, rng: random.Random, size: int) -> Point:
     """Decoding alone with 8 sequences after prompts of growing length."""
-    rows = [words.draw(rng, size) for _ in range(8)]
+    rows = [rng.choices(words, k=size) for _ in range(8)]
     return Point(8 * 32, texts("scaling", rows, 33), texts("scaling", rows, 1))
 
 
-def _prefill(words: Words, rng: random.Random, size: int) -> Point:
+def _prefill(words: range, rng: random.Random, size: int) -> Point:
     """Prompts of growing length, about 2,048 tokens together, one token asked."""
-    rows = [words.draw(rng, size) for _ in range(max(1, 2048 // size))]
+    rows = [rng.choices(words, k=size) for _ in range(max(1, 2048 // size))]
     return Point(sum(map(len, rows)), texts("scaling", rows, 1))
 
 
-def _documents(words: Words, rng: random.Random, size: int) -> Point:
+def _documents(words: range, rng: random.Random, size: int) -> Point:
     """A query of 150 tokens and a growing number of documents of 11, whose tokens count."""
-    documents = [words.draw(rng, 11) for _ in range(size)]
-    one = ranking(words, words.draw(rng, 150), documents)
+    documents = [rng.choices(words, k=11) for _ in range(size)]
+    one = Ranking(rng.choices(words, k=150), documents)
     return Point(11 * size, Workload("scaling", "rank", rankings=[one]))
 
 
-def _queue(words: Words, rng: random.Random, size: int) -> Point:
+def _queue(words: range, rng: random.Random, size: int) -> Point:
     """A growing number of waiting requests, each of 32 tokens with 8 asked."""
-    rows = [words.draw(rng, 32) for _ in range(size)]
+    rows = [rng.choices(words, k=32) for _ in range(size)]
     return Point(8 * size, texts("scaling", rows, 8))
 
 
@@ -75,7 +74,7 @@ def _queue(words: Words, rng: random.Random, size: int) -> Point:
 class Curve:
     """What a plot shows: `make` makes the point of a size; `explained` stands under the plot."""
 
-    make: Callable[[Words, random.Random, int], Point]
+    make: Callable[[range, random.Random, int], Point]
     sizes: list[int]
     x_label: str
     y_label: str
@@ -149,7 +148,7 @@ def _seconds(system: NightjarEngine, workload: Workload) -> float:
 
 
 def curve_figures(
-    system: NightjarEngine, curve: Curve, name: str, words: Words, rounds: int
+    system: NightjarEngine, curve: Curve, name: str, words: range, rounds: int
 ) -> Figures:
     """The curve's points, in turn; the first round warms up and is not counted."""
     rng = random.Random(f"0-{name}_curve")
@@ -187,7 +186,7 @@ def plot(name: str, by_precision: dict[str, Figures], path: Path) -> None:
 def measure(args: Namespace, folder: Path) -> Figures:
     """Every curve in every precision."""
     model = cached_model(args.model)
-    words = Words.of(ModelDirectory.open(model).tokenizer().token_bytes, FIRST_WORD)
+    words = SHAPES[args.model].words
     found: dict[str, dict[str, Figures]] = {name: {} for name in args.curves}
     for precision in args.precisions:
         system = NightjarEngine()

@@ -1,9 +1,8 @@
 """The work every system is given: seeded prompts, documents, and stop strings that really occur.
 
-Prompts are words of the model's vocabulary, one token each, so text and token ids are the same
-thing for every system.  A stop string is cut out of the text that the reference (transformers
-fp32) makes of the very prompt, so that it occurs where it is meant to; the models (weights.py) say
-the same in any precision.
+Prompts are words of the model's vocabulary, one token each, by their ids.  A stop string is cut out
+of the text that the reference (transformers fp32) makes of the very prompt, so that it occurs where
+it is meant to; the models (weights.py) say the same in any precision.
 """
 
 import math
@@ -21,27 +20,6 @@ DECODE_ROWS = 32
 
 Reference = Callable[[list[Generation]], list[Generated]]
 """Greedy texts without stops, of the reference system."""
-
-
-@dataclass(frozen=True)
-class Words:
-    """The words prompts are made of: texts of one token each, by token id."""
-
-    texts: dict[int, str]
-
-    @staticmethod
-    def of(token_bytes: Sequence[bytes], first: int) -> "Words":
-        """Every token from `first` on that begins with a space."""
-        texts = {i: piece.decode() for i, piece in enumerate(token_bytes) if i >= first}
-        return Words({i: text for i, text in texts.items() if text.startswith(" ")})
-
-    def draw(self, rng: random.Random, length: int) -> list[int]:
-        """Random token ids."""
-        return rng.choices(list(self.texts), k=length)
-
-    def text(self, ids: Sequence[int]) -> str:
-        """The text that encodes to exactly these ids."""
-        return "".join(self.texts[i] for i in ids)
 
 
 @dataclass(frozen=True)
@@ -113,19 +91,19 @@ def with_stops(
     return found
 
 
-def generate(words: Words, rng: random.Random, sizes: Sizes, reference: Reference) -> Workload:
+def generate(words: range, rng: random.Random, sizes: Sizes, reference: Reference) -> Workload:
     """Mixed lengths around 64, 64 tokens asked, a stop of its own after 12 to 17 tokens."""
     lengths = log_normal_lengths(rng, sizes.generations)
-    requests = [Generation(words.draw(rng, length), 64) for length in lengths]
+    requests = [Generation(rng.choices(words, k=length), 64) for length in lengths]
     after = [rng.randint(11, 16) for _ in requests]
     asked = [replace(request, max_tokens=32) for request in requests]
     return Workload("generate", "generate", with_stops(requests, reference(asked), after))
 
 
-def short_answers(words: Words, rng: random.Random, sizes: Sizes, reference: Reference) -> Workload:
+def short_answers(words: range, rng: random.Random, sizes: Sizes, reference: Reference) -> Workload:
     """240 tokens asked, the answer ends after 24; short prompts, whose prefill is in both times."""
     lengths = [rng.randint(8, 32) for _ in range(sizes.short_answers)]
-    requests = [Generation(words.draw(rng, length), 240) for length in lengths]
+    requests = [Generation(rng.choices(words, k=length), 240) for length in lengths]
     asked = [replace(request, max_tokens=48) for request in requests]
     stopped = with_stops(requests, reference(asked), [23] * len(requests))
     return Workload("short_answers", "generate", stopped)
@@ -136,92 +114,90 @@ def texts(name: str, ids: Sequence[Sequence[int]], max_tokens: int) -> Workload:
     return Workload(name, "generate", [Generation(list(row), max_tokens) for row in ids])
 
 
-def long_prompts(words: Words, rng: random.Random, sizes: Sizes) -> Workload:
+def long_prompts(words: range, rng: random.Random, sizes: Sizes) -> Workload:
     """Prompts of 900 tokens, 16 asked."""
-    return texts("long_prompts", [words.draw(rng, 900) for _ in range(sizes.long_prompts)], 16)
+    return texts("long_prompts", [rng.choices(words, k=900) for _ in range(sizes.long_prompts)], 16)
 
 
-def mixed_and_even(words: Words, rng: random.Random, sizes: Sizes) -> tuple[Workload, Workload]:
+def mixed_and_even(words: range, rng: random.Random, sizes: Sizes) -> tuple[Workload, Workload]:
     """Prompts of 8 to 400 tokens, and as many of equal length with the same total of tokens."""
     count = sizes.even_requests
     lengths = [round(8 * (400 / 8) ** (i / (count - 1))) for i in range(count)]
     rng.shuffle(lengths)
     base, more = divmod(sum(lengths), count)
     even = [base + (i < more) for i in range(count)]
-    drawn = [[words.draw(rng, length) for length in each] for each in (lengths, even)]
+    drawn = [[rng.choices(words, k=length) for length in each] for each in (lengths, even)]
     return texts("mixed_lengths", drawn[0], 32), texts("even_lengths", drawn[1], 32)
 
 
-def prefill_and_decode(words: Words, rng: random.Random, sizes: Sizes) -> list[Workload]:
+def prefill_and_decode(words: range, rng: random.Random, sizes: Sizes) -> list[Workload]:
     """What the engine's prefill and decode speeds are read from.
 
     prefill_only: prompts of 128 tokens, one token asked.  decode_to less decode_from: 32 rows of
     64 tokens, from the second token to the 65th, so 64 steps at a mean context of 97.
     """
-    prompts = [words.draw(rng, 128) for _ in range(sizes.even_requests)]
-    rows = [words.draw(rng, 64) for _ in range(DECODE_ROWS)]
+    prompts = [rng.choices(words, k=128) for _ in range(sizes.even_requests)]
+    rows = [rng.choices(words, k=64) for _ in range(DECODE_ROWS)]
     named = (("prefill_only", prompts, 1), ("decode_from", rows, 1), ("decode_to", rows, 65))
     return [texts(name, ids, asked) for name, ids, asked in named]
 
 
-def multi_turn(words: Words, rng: random.Random, sizes: Sizes) -> Workload:
+def multi_turn(words: range, rng: random.Random, sizes: Sizes) -> Workload:
     """Conversations: each turn's prompt is four fifths the one before it, 8 tokens asked.
 
     The answer inside a later prompt is fixed text, the same for every system, not its own.
     """
     requests = []
     for _ in range(sizes.conversations):
-        prompt = words.draw(rng, 200)
+        prompt = rng.choices(words, k=200)
         for turn in range(sizes.turns):
             requests.append(Generation(prompt, 8, wave=turn))
-            prompt = prompt + words.draw(rng, round(len(prompt) / 4))
+            prompt = prompt + rng.choices(words, k=round(len(prompt) / 4))
     return Workload("multi_turn", "generate", requests)
 
 
-def first_token(words: Words, rng: random.Random, sizes: Sizes) -> Workload:
+def first_token(words: range, rng: random.Random, sizes: Sizes) -> Workload:
     """Threes of prompts, one token asked: 400 tokens; the same and 100 more; 500 fresh ones.
 
     The second against the third is what a prefix cache saves in time to first token.
     """
     prompts: list[list[int]] = []
     for _ in range(sizes.first_tokens):
-        prefix = words.draw(rng, 400)
-        prompts += (prefix, prefix + words.draw(rng, 100), words.draw(rng, 500))
+        prefix = rng.choices(words, k=400)
+        prompts += (prefix, prefix + rng.choices(words, k=100), rng.choices(words, k=500))
     return Workload("first_token", "first_token", [Generation(ids, 1) for ids in prompts])
 
 
-def ranking(words: Words, query: list[int], documents: list[list[int]]) -> Ranking:
-    """A query and its documents, with the texts of both."""
-    return Ranking(query, documents, words.text(query), [words.text(d) for d in documents])
-
-
-def rank(words: Words, rng: random.Random, sizes: Sizes) -> Workload:
+def rank(words: range, rng: random.Random, sizes: Sizes) -> Workload:
     """Queries of 135 to 165 tokens, 16 documents of 8 to 14 each."""
     rankings = []
     for _ in range(sizes.rank_queries):
-        documents = [words.draw(rng, rng.randint(8, 14)) for _ in range(16)]
-        rankings.append(ranking(words, words.draw(rng, rng.randint(135, 165)), documents))
+        documents = [rng.choices(words, k=rng.randint(8, 14)) for _ in range(16)]
+        rankings.append(Ranking(rng.choices(words, k=rng.randint(135, 165)), documents))
     return Workload("rank", "rank", rankings=rankings)
 
 
-def rank_long(words: Words, rng: random.Random, sizes: Sizes) -> Workload:
+def rank_long(words: range, rng: random.Random, sizes: Sizes) -> Workload:
     """Queries of 500 tokens, 100 documents of 30."""
     rankings = []
     for _ in range(sizes.rank_long_queries):
-        documents = [words.draw(rng, rng.randint(25, 35)) for _ in range(100)]
-        rankings.append(ranking(words, words.draw(rng, 500), documents))
+        documents = [rng.choices(words, k=rng.randint(25, 35)) for _ in range(100)]
+        rankings.append(Ranking(rng.choices(words, k=500), documents))
     return Workload("rank_long", "rank", rankings=rankings)
 
 
-def catalogue(words: Words, rng: random.Random, sizes: Sizes) -> Workload:
+def catalogue(words: range, rng: random.Random, sizes: Sizes) -> Workload:
     """One catalogue of 200 documents of 8 to 14 tokens, ranked for 50 queries of 32 to 64."""
-    documents = [words.draw(rng, rng.randint(8, 14)) for _ in range(sizes.catalogue_documents)]
-    queries = [words.draw(rng, rng.randint(32, 64)) for _ in range(sizes.catalogue_queries)]
-    return Workload("catalogue", "rank", rankings=[ranking(words, q, documents) for q in queries])
+    documents = [rng.choices(words, k=rng.randint(8, 14)) for _ in range(sizes.catalogue_documents)]
+    queries = [rng.choices(words, k=rng.randint(32, 64)) for _ in range(sizes.catalogue_queries)]
+    return Workload("catalogue", "rank", rankings=[Ranking(query, documents) for query in queries])
 
 
-def build(words: Words, sizes: Sizes, reference: Reference) -> dict[str, Workload]:
-    """Every workload by its name; each has a generator of its own, so one size moves no other."""
+def build(words: range, sizes: Sizes, reference: Reference) -> dict[str, Workload]:
+    """Every workload by its name; each has a generator of its own, so one size moves no other.
+
+    words: the ids of the model's words.
+    """
 
     def rng(name: str) -> random.Random:
         return random.Random(f"0-{name}")

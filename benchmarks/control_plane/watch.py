@@ -61,14 +61,11 @@ class Watch:
         after, before = self._cpu(), self._cpu_before
         self.cpu_s = {name: after[name] - before[name] for name in before.keys() & after.keys()}
 
-    def series(self) -> dict[str, list[float]]:
-        """MiB over time, by name; a name that is not there yet has no values."""
-        names = sorted({name for sample in self.samples for name in sample})
-        return {name: [one[name] for one in self.samples if name in one] for name in names}
-
     def memory(self) -> dict[str, dict[str, float]]:
         """For each name: its peak, and the peak of the last quarter over that of the second."""
-        return {name: growth(values) for name, values in self.series().items()}
+        names = sorted({name for sample in self.samples for name in sample})
+        # A name that is not there yet has no values.
+        return {name: growth([one[name] for one in self.samples if name in one]) for name in names}
 
     def _sample(self) -> None:
         while not self._stop.wait(self.every_s):

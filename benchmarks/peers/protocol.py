@@ -41,15 +41,10 @@ class Generation:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Score each document by its mean negative log-likelihood after the query.
-
-    The texts encode to exactly these token ids, for systems that take only text.
-    """
+    """Score each document by its mean negative log-likelihood after the query."""
 
     query: list[int]
     documents: list[list[int]]
-    query_text: str
-    document_texts: list[str]
 
 
 @dataclass(frozen=True)
@@ -71,8 +66,7 @@ class Workload:
         rankings, left = [], units
         for one in self.rankings:
             if left > 0:
-                documents, texts = one.documents[:left], one.document_texts[:left]
-                rankings.append(Ranking(one.query, documents, one.query_text, texts))
+                rankings.append(Ranking(one.query, one.documents[:left]))
                 left -= len(one.documents)
         return replace(self, generations=self.generations[:units], rankings=rankings)
 

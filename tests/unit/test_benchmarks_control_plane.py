@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import psutil
 import pytest
 
-from benchmarks import http_load
+from benchmarks import single_calls
 from benchmarks.control_plane.__main__ import BENCHMARK
 from benchmarks.control_plane.requests import MAX_TOKENS, PROMPT_TOKENS, prompts, write_jobs
 from benchmarks.control_plane.watch import Watch, families_of, growth, latencies, resident_bytes
@@ -149,21 +149,21 @@ def server() -> Iterator[str]:
 
 
 def test_a_load_is_sent_at_its_moments_over_kept_connections(server: str) -> None:
-    load = http_load.Load("POST", f"{server}/", {"prompt": "a"}, 50.0, 50)
+    load = single_calls.Load("POST", f"{server}/", {"prompt": "a"}, 50.0, 50)
     began = time.monotonic()
-    found = http_load.send(load)
+    found = single_calls.send(load)
     assert time.monotonic() - began > 49 / 50
     assert len(found) == 50
     assert min(found) >= 0.02
     bodies, connections = zip(*Answers.seen, strict=True)
     assert set(bodies) == {b'{"prompt":"a"}'}
-    assert len(bodies) == 50 + http_load.WARM_UP
+    assert len(bodies) == 50 + single_calls.WARM_UP
     assert len(set(connections)) < 40
 
 
 def test_a_load_that_is_refused_is_no_figure(server: str) -> None:
     with pytest.raises(RuntimeError, match="500"):
-        http_load.send(http_load.Load("POST", f"{server}/broken", {}, 50.0, 2))
+        single_calls.send(single_calls.Load("POST", f"{server}/broken", {}, 50.0, 2))
 
 
 def test_ways_that_are_measured_in_several_calls_stay_together(tmp_path: Path) -> None:

@@ -43,13 +43,6 @@ def test_a_table_without_a_file_is_named(tmp_path: Path) -> None:
         filled(TABLE, tmp_path)
 
 
-def test_a_table_that_was_not_measured_stays_until_its_file_is_there(tmp_path: Path) -> None:
-    waiting = TABLE.replace("file: calls-2026-01-01.json", "not measured yet: calls")
-    assert filled(waiting, tmp_path) == waiting
-    write(tmp_path, "calls-2026-01-02.json", *[{"p50_ms": 1.0, "count": 9}] * 2)
-    assert "<!-- file: calls-2026-01-02.json -->" in filled(waiting, tmp_path)
-
-
 def test_the_page_names_the_newest_files() -> None:
     text = MEASUREMENTS.read_text(encoding="utf-8")
     named = [found.group(1, 2) for found in TABLES.finditer(text)]

@@ -27,10 +27,9 @@ from benchmarks.peers.protocol import (
     System,
     Workload,
 )
-from benchmarks.shapes import FIRST_WORD, TINY_GPT2
 from benchmarks.systems import NIGHTJAR, SYSTEMS, Runner, SystemFailedError
-from benchmarks.workloads import Sizes, Words, build, rank, rank_long
-from nightjar.checkpoints import ModelDirectory
+from benchmarks.weights import TINY_GPT2
+from benchmarks.workloads import Sizes, build, rank, rank_long
 
 
 class Echo(System):
@@ -111,9 +110,9 @@ def model(tmp_path_factory):
     return save_model(tmp_path_factory.mktemp("runner") / "tiny", TINY_GPT2)
 
 
-@pytest.fixture(scope="module")
-def words(model):
-    return Words.of(ModelDirectory.open(model).tokenizer().token_bytes, FIRST_WORD)
+@pytest.fixture
+def words():
+    return TINY_GPT2.words
 
 
 def wait_for(process, status):
@@ -137,7 +136,7 @@ def test_a_runner_that_reads_nothing_any_more_is_closed(tmp_path):
 
 def test_a_runner_process_of_the_engine(model, words, tmp_path):
     rng = random.Random(5)
-    generations = [Generation(words.draw(rng, n), 6) for n in (3, 40, 12)]
+    generations = [Generation(rng.choices(words, k=n), 6) for n in (3, 40, 12)]
     texts = Workload("texts", "generate", generations)
     ranking = rank(words, rng, Sizes(rank_queries=2)).head(20)
     alone = NightjarEngine()
