@@ -108,17 +108,6 @@ def agreement(reference: Outcome, outcome: Outcome) -> Figures:
     return found
 
 
-def text_figures(workload: Workload, measured: Measured, outcome: Outcome) -> Figures:
-    """Of a workload that generates: how long the texts are, and how many ended at their stop."""
-    pairs = list(zip(workload.generations, outcome.generated, strict=False))
-    stops = [text.tokens < asked.max_tokens for asked, text in pairs if asked.stop is not None]
-    found: Figures = {
-        "tokens_a_text": round(measured.tokens / len(pairs), 2),
-        "tokens_per_s": round(measured.token_rate, 2),
-    }
-    return found | ({"ended_by_stop": round(sum(stops) / len(stops), 4)} if stops else {})
-
-
 def record_figures(
     record: SystemRecord, reference: SystemRecord | None, workloads: Mapping[str, Workload]
 ) -> Figures:
@@ -130,8 +119,13 @@ def record_figures(
     for name, one in record.measured.items():
         entry: Figures = {"units": one.units, "of": one.of, "rate": round(one.rate, 3)}
         entry["seconds"] = [round(seconds, 3) for seconds in one.seconds]
-        if record.outcomes[name].generated:
-            entry |= text_figures(workloads[name], one, record.outcomes[name])
+        if texts := record.outcomes[name].generated:
+            pairs = list(zip(workloads[name].generations, texts, strict=False))
+            stops = [text.tokens < asked.max_tokens for asked, text in pairs if asked.stop]
+            entry["tokens_a_text"] = round(one.tokens / len(pairs), 2)
+            entry["tokens_per_s"] = round(one.token_rate, 2)
+            if stops:
+                entry["ended_by_stop"] = round(sum(stops) / len(stops), 4)
         if reference is not None and name in reference.outcomes and record is not reference:
             entry |= agreement(reference.outcomes[name], record.outcomes[name])
         measured[name] = entry

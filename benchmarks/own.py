@@ -4,7 +4,6 @@ That is a model's products and attention, and nothing else.  It has the engine's
 and the LM head at the rows that need it.  Attention reads keys that lie one after another.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
@@ -45,35 +44,25 @@ def figures(
     records: Sequence[SystemRecord], workloads: dict[str, Workload], model: Path, threads: int
 ) -> Figures:
     """By precision: what the goals of docs/performance.md ask of the engine itself."""
-    return {
-        record.precision: _of_record(record, workloads, model, threads)
-        for record in records
-        if record.ours and record.failed is None
-    }
-
-
-def _of_record(
-    record: SystemRecord, workloads: dict[str, Workload], model: Path, threads: int
-) -> Figures:
-    seconds = {name: median(one.seconds) for name, one in record.measured.items()}
-    found: Figures = {"memory": memory(record, model)}
-    if {"mixed_lengths", "even_lengths"} <= seconds.keys():
-        found["mixed_over_even"] = round(seconds["even_lengths"] / seconds["mixed_lengths"], 3)
-    if {"full_answers", "short_answers"} <= seconds.keys():
-        found["full_over_short_time"] = round(seconds["full_answers"] / seconds["short_answers"], 3)
-    if record.first_token:
-        found["first_token"] = median_first_token(record.first_token)
-    if {"prefill_only", "decode_from", "decode_to"} <= seconds.keys():
-        found |= bare_share(record.precision, seconds, workloads, model, threads)
+    found: Figures = {}
+    for record in (one for one in records if one.ours and one.failed is None):
+        took = {name: median(one.seconds) for name, one in record.measured.items()}
+        own = found[record.precision] = {"memory": memory(record, model)}
+        if {"mixed_lengths", "even_lengths"} <= took.keys():
+            own["mixed_over_even"] = round(took["even_lengths"] / took["mixed_lengths"], 3)
+        if {"full_answers", "short_answers"} <= took.keys():
+            own["full_over_short_time"] = round(took["full_answers"] / took["short_answers"], 3)
+        if record.first_token:
+            own["first_token"] = median_first_token(record.first_token)
+        if {"prefill_only", "decode_from", "decode_to"} <= took.keys():
+            own |= bare_share(record.precision, took, workloads, model, threads)
     return found
 
 
 def memory(record: SystemRecord, model: Path) -> Figures:
     """Peak of the process over weights and KV budget; `start_mib` is Python and its libraries."""
-    raw = (model / "model.safetensors").read_bytes()
-    tensors = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
-    tensors.pop("__metadata__", None)
-    stored = max(entry["data_offsets"][1] for entry in tensors.values())
+    headers = ModelDirectory.open(model).headers
+    stored = sum(end - begin for one in headers for begin, end in one.spans().values())
     weights_mib = stored / 4 * BYTES_PER_WEIGHT[record.precision] / 2**20
     return {
         "peak_mib": round(record.peak_mib),
@@ -98,7 +87,8 @@ def bare_share(
     steps = rows[0].max_tokens - workloads["decode_from"].generations[0].max_tokens
     decode = len(rows) * steps / (seconds["decode_to"] - seconds["decode_from"])
     context = len(rows[0].token_ids) + rows[0].max_tokens // 2
-    bare_prefill, bare_decode = bare_rates(model, precision, threads, len(rows), context)
+    bare_prefill = prefill_rate(model, precision, threads)
+    bare_decode = decode_rate(model, precision, threads, len(rows), context)
     return {
         "prefill_tokens_per_s": round(prefill, 1),
         "decode_tokens_per_s": round(decode, 1),
@@ -109,17 +99,7 @@ def bare_share(
     }
 
 
-@cache
-def bare_rates(
-    model: Path, precision: str, threads: int, rows: int, context: int
-) -> tuple[float, float]:
-    """Prefill and decode of the bare forward, tokens/s, measured when first asked for."""
-    return (
-        prefill_rate(model, precision, threads),
-        decode_rate(model, precision, threads, rows, context),
-    )
-
-
+@cache  # the result is written again and again
 def prefill_rate(model_directory: Path, dtype: str, threads: int) -> float:
     """Prompt tokens/s: PREFILL_ROWS packed rows a step, the best of REPEATS steps.
 
@@ -137,6 +117,7 @@ def prefill_rate(model_directory: Path, dtype: str, threads: int) -> float:
     return PREFILL_ROWS / _best_s(model, PREFILL_ROWS, attend, cached, last_rows, threads)
 
 
+@cache
 def decode_rate(model_directory: Path, dtype: str, threads: int, batch: int, context: int) -> float:
     """Generated tokens/s: one row for each of `batch` sequences that attend to `context` keys."""
     model = _model(model_directory, dtype)

@@ -82,13 +82,12 @@ def usage(bodies: Bodies) -> pd.DataFrame:
 
 
 def memory_figures(samples: pd.DataFrame) -> Figures:
-    """Peaks by role, and growth between the third and the last quarter of the run."""
+    """The peak, and growth between the third and the last quarter of the run."""
     totals = samples.sum(axis=1)
     quarter = max(1, len(totals) // 4)
     third, last = totals[2 * quarter : 3 * quarter].max(), totals[3 * quarter :].max()
     return {
         "peak_mib": round(totals.max()),
-        "peak_mib_by_process": samples.max().round().to_dict(),
         "last_quarter_over_third": round(last / third, 3),
     }
 

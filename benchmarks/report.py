@@ -11,6 +11,8 @@ its cells from the newest file of that name that has all of its figures, and the
 import json
 import re
 from collections.abc import Callable
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -122,24 +124,20 @@ def ratio_table(model: Record) -> str:
 
 def agreements(model: Record) -> str:
     """Texts and scores held against transformers fp32."""
+    heads = ["system", "texts equal", "of texts", "tokens a text", "ended by their stop"]
+    heads += ["generated tokens/s", "largest relative difference of a score", "of scores"]
+    keys = ("texts_equal", "texts_compared", "tokens_a_text", "ended_by_stop", "tokens_per_s")
+    share, forms = "{:.1%}".format, list[Callable[[Any], str]]()
+    forms += [share, str, str, share, number, "{:.1e}".format, str]
     rows = []
     for label, system in model["systems"].items():
         texts, scores = (system.get("workloads", {}).get(n, {}) for n in ("generate", "rank"))
-        difference = scores.get("max_relative_score_difference")
-        if "texts_equal" in texts or difference is not None:
-            row = [
-                f"{texts['texts_equal']:.1%}" if "texts_equal" in texts else "-",
-                str(texts.get("texts_compared", "-")),
-                str(texts.get("tokens_a_text", "-")),
-                f"{texts['ended_by_stop']:.1%}" if "ended_by_stop" in texts else "-",
-                number(texts.get("tokens_per_s")),
-                "-" if difference is None else f"{difference:.1e}",
-                str(scores.get("scores_compared", "-")),
-            ]
-            rows.append([label, *row])
-    heads = ["system", "texts equal", "of texts", "tokens a text", "ended by their stop"]
-    heads.append("generated tokens/s")
-    return table([*heads, "largest relative difference of a score", "of scores"], rows)
+        found = [texts.get(key) for key in keys]
+        found += [scores.get(key) for key in ("max_relative_score_difference", "scores_compared")]
+        if found[0] is not None or found[-1] is not None:
+            pairs = zip(forms, found, strict=True)
+            rows.append([label, *("-" if v is None else form(v) for form, v in pairs)])
+    return table(heads, rows)
 
 
 GOALS = (
@@ -245,7 +243,8 @@ def _filled_table(found: re.Match[str], folder: Path) -> str:
 
 def _filled_row(line: str, columns: list[str], record: Record) -> str:
     what, *_, key = _cells(line)
-    values = [_at(_part(record, column), key.strip("`")) for column in columns]
+    path = key.strip("`").split(".")
+    values: list[Any] = [reduce(getitem, path, _part(record, column)) for column in columns]
     return f"| {what} | {' | '.join(f'{value:,}' for value in values)} | {key} |"
 
 
@@ -260,13 +259,6 @@ def _part(record: Record, column: str) -> Record:
     if "demo_model" in record:
         return dict(record["demo_model"]["by_precision"][column])
     return record
-
-
-def _at(record: Record, key: str) -> float:
-    found: Any = record
-    for part in key.split("."):
-        found = found[part]
-    return float(found) if isinstance(found, float) else int(found)
 
 
 def main() -> None:

@@ -123,21 +123,18 @@ class Runner:
             late = watchdog.finished.is_set()
             watchdog.cancel()
         if not line:
-            raise SystemFailedError(
-                f"no answer in {timeout_s:.0f} s" if late else self._last_words()
-            )
+            if late:
+                raise SystemFailedError(f"no answer in {timeout_s:.0f} s")
+            if (status := self.process.wait()) == -signal.SIGKILL:
+                said = "the runner was killed, as the system does where memory runs out"
+                raise SystemFailedError(said)
+            last = last_words(self._log).strip().rpartition("\n")[2]
+            raise SystemFailedError(f"the runner ended with {status}: {last[:300]}")
         self._signal(signal.SIGSTOP)
         answer = msgspec.json.decode(line, type=Answer)
         if answer.error is not None:
             raise SystemFailedError(answer.error)
         return answer
-
-    def _last_words(self) -> str:
-        status = self.process.wait()
-        if status == -signal.SIGKILL:
-            return "the runner was killed, as the system does where memory runs out"
-        said = last_words(self._log).splitlines()[-1:]
-        return ": ".join([f"the runner ended with {status}", *(line[:300] for line in said)])
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):

@@ -7,8 +7,7 @@ tokens there.
 """
 
 from argparse import Namespace
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -21,7 +20,6 @@ from benchmarks.harness import Benchmark, Figures
 from nightjar.jobs.store.database import database_url as with_driver
 
 ASKED = {"parquet_rows_per_s": 3_000, "postgresql_rows_per_s": 2_000, "peak_mib": 300, "nights": 20}
-FAKE = {"NIGHTJAR_ENGINE": "fake"}
 _CHANGED_EACH = 100
 _ROW_GROUP = 50_000
 _TASK = """
@@ -48,21 +46,20 @@ def rows(count: int, night: int = 0) -> pd.DataFrame:
 
 
 def run(
-    args: Namespace,
-    folder: Path,
-    source: str,
-    sink: str,
-    *options: str | Path,
-    environment: Mapping[str, str],
+    args: Namespace, folder: Path, source: str, sink: str, *options: str | Path, **more: str
 ) -> Figures:
-    """`nightjar run` of a task: its seconds, its rate, the memory of its processes."""
-    task = folder / "task.toml"
+    """`nightjar run` of a task: its seconds, its rate, the memory of its processes.
+
+    more: variables of its environment.
+    """
+    task, is_fake = folder / "task.toml", args.way != "nights"
+    environment = more | ({"NIGHTJAR_ENGINE": "fake"} if is_fake else {})
     text = _TASK.format(
         model=args.model.resolve(),
         source=source,
         sink=sink,
         tokens=args.answer_tokens,
-        ignore_eos=str(not FAKE.items() <= environment.items()).lower(),
+        ignore_eos=str(not is_fake).lower(),
     )
     task.write_text(text, encoding="utf-8")
     # The services end while the answers are written: then nobody shares the libraries any more.
@@ -76,18 +73,12 @@ def run(
     }
 
 
-def over_parquet(
-    args: Namespace,
-    folder: Path,
-    *options: str | Path,
-    environment: Mapping[str, str],
-    night: int = 0,
-) -> Figures:
+def over_parquet(args: Namespace, folder: Path, *options: str | Path, night: int = 0) -> Figures:
     """From a file to a file."""
     source = folder / "in.parquet"
     rows(args.rows, night).to_parquet(source, index=False, row_group_size=_ROW_GROUP)
     ends = 'parquet = "in.parquet"', 'parquet = "out.parquet"'
-    figures = run(args, folder, *ends, *options, environment=environment)
+    figures = run(args, folder, *ends, *options)
     return _whole(figures, pq.read_metadata(folder / "out.parquet").num_rows)
 
 
@@ -98,8 +89,7 @@ def over_postgresql(args: Namespace, folder: Path) -> Figures:
         rows(args.rows).to_sql("reviews", engine, index=False, method="multi", chunksize=10_000)
         source = 'sql = { url = "env:SHOP", query = "SELECT id, review FROM reviews" }'
         sink = 'sql = { url = "env:SHOP", table = "answers" }'
-        shop = FAKE | {"SHOP": database.url}
-        figures = run(args, folder, source, sink, environment=shop)
+        figures = run(args, folder, source, sink, SHOP=database.url)
         with engine.connect() as connection:
             answered = connection.scalar(sa.text("SELECT count(*) FROM answers"))
         engine.dispose()
@@ -109,9 +99,7 @@ def over_postgresql(args: Namespace, folder: Path) -> Figures:
 def two_nights(args: Namespace, folder: Path) -> Figures:
     """The whole, then what has changed."""
     reuse = "--reuse-results", folder / "answers.db"
-    first, second = (
-        over_parquet(args, folder, *reuse, environment={}, night=night) for night in range(2)
-    )
+    first, second = (over_parquet(args, folder, *reuse, night=night) for night in range(2))
     ratio = round(first["seconds"] / second["seconds"], 1)
     return {"first": first, "second": second, "ratio": ratio}
 
@@ -124,7 +112,7 @@ def _whole(figures: Figures, answered: int | None) -> Figures:
 
 
 WAYS: dict[str, Callable[[Namespace, Path], Figures]] = {
-    "parquet": partial(over_parquet, environment=FAKE),
+    "parquet": over_parquet,
     "postgresql": over_postgresql,
     "nights": two_nights,
 }

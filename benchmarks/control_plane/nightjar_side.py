@@ -15,11 +15,12 @@ from tempfile import mkdtemp
 import httpx
 
 from benchmarks.control_plane.requests import write_jobs
-from benchmarks.control_plane.services import Deployment, deployment, free_port
+from benchmarks.control_plane.services import Deployment, deployment
 from benchmarks.control_plane.watch import latencies, travelled
 from benchmarks.harness import Figures, by_turns
 from nightjar.pipeline.client.blocking import Client
 from nightjar.pipeline.client.errors import ClientError
+from tests.services import free_port
 
 POLL_EVERY_S = 0.1
 _READ_EVERY_S = 5.0

@@ -3,7 +3,6 @@
 import os
 import secrets
 import shutil
-import socket
 import sys
 import tempfile
 import time
@@ -26,6 +25,7 @@ from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_f
 from nightjar.pipeline.embedded.processes import Service, private_directory
 from nightjar.pipeline.queue.commands import WorkerRole, beat_command, worker_command
 from nightjar.pipeline.settings import Settings
+from tests.services import free_port
 
 _GRACE_S = 20.0
 _START_S = 60.0
@@ -155,13 +155,6 @@ def deployment(kind: str, folder: Path, model: Path, **settings: object) -> Iter
         with run_services(commands, environment, database, folder / "logs", url) as running:
             _wait_ready(running)
             yield running
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _wait_ready(running: Deployment) -> None:

@@ -1,7 +1,6 @@
 """What processes take while something runs: memory and processor time; and latencies."""
 
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -99,18 +98,6 @@ def families_of(named: Mapping[str, psutil.Process]) -> Families:
     return families
 
 
-def families_of_run(root: psutil.Process) -> Families:
-    """`nightjar run` and its services by their roles."""
-    families: dict[str, list[psutil.Process]] = defaultdict(list)
-    with suppress(psutil.NoSuchProcess):
-        for process in [root, *root.children(recursive=True)]:
-            line = " ".join(process.cmdline())
-            name = next((name for part, name in ROLES.items() if part in line), None)
-            if process == root or name is not None:
-                families[name or "run"].append(process)
-    return families
-
-
 def nightjar_run(
     source: Path,
     *options: str | Path,
@@ -128,10 +115,19 @@ def nightjar_run(
     command = [sys.executable, "-m", "nightjar", "run", str(source), *map(str, options)]
     with said.open("w", encoding="utf-8") as stream:
         began = time.monotonic()
-        process = subprocess.Popen(command, env=os.environ | (environment or {}), stderr=stream)
-        root = psutil.Process(process.pid)
-        with Watch(lambda: families_of_run(root), shared=shared) as watch:
-            status = process.wait()
+        root = psutil.Popen(command, env=os.environ | (environment or {}), stderr=stream)
+
+        def families() -> Families:
+            by_role: dict[str, list[psutil.Process]] = defaultdict(list, run=[root])
+            with suppress(psutil.NoSuchProcess):
+                for process in root.children(recursive=True):
+                    line = " ".join(process.cmdline())
+                    for role in (role for part, role in ROLES.items() if part in line):
+                        by_role[role].append(process)
+            return by_role
+
+        with Watch(families, shared=shared) as watch:
+            status = root.wait()
             seconds = time.monotonic() - began
     text = said.read_text(encoding="utf-8").strip()
     if status:
