@@ -74,8 +74,25 @@ format: $(VENV)/installed-dev ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Each peer has an environment of its own. One that cannot be made does not stop the others: the
+# comparison reports why.
+PEERS := ctranslate2 llamacpp openvino transformers vllm
+PEER_VENVS := benchmarks/.cache/venvs
+
+# Packages ask for builds of these that do not load beside a CPU torch, and run without them.
+$(PEER_VENVS)/vllm.made: UNWANTED := torchvision torchaudio torchcodec
+$(PEER_VENVS)/openvino.made: UNWANTED := torchvision
+# It is compiled: without its examples, and for the instructions of this machine (its default).
+$(PEER_VENVS)/llamacpp.made: export CMAKE_ARGS := -DLLAVA_BUILD=OFF
+$(PEER_VENVS)/%.made: benchmarks/peers/requirements-%.txt | $(VENV)/made
+	rm -rf $(PEER_VENVS)/$* $@
+	$(BIN)/python -m venv $(PEER_VENVS)/$*
+	$(PEER_VENVS)/$*/bin/pip install --quiet --disable-pip-version-check -r $< 2> $(@:.made=.failed)
+	$(if $(UNWANTED),$(PEER_VENVS)/$*/bin/pip uninstall --quiet --yes $(UNWANTED))
+	touch $@
+
 bench-peers: $(VENV)/installed-dev ## Nightjar and its peers on this machine, each in its own environment
-	$(BIN)/python -m benchmarks.environments
+	-$(MAKE) --keep-going $(PEERS:%=$(PEER_VENVS)/%.made)
 	$(BIN)/python -m benchmarks.compare --models gpt2-small
 	$(BIN)/python -m benchmarks.compare --models llama-0.44b --rounds 1 --scale 0.5 --apart \
 		--workloads generate,rank,multi_turn,long_prompts

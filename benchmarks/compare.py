@@ -24,9 +24,8 @@ import msgspec
 
 from . import own
 from .contest import COMPARED, EVERYONES, OURS, Contest, say
-from .environments import CACHE
 from .figures import ratios, record_figures
-from .harness import RESULTS, ROOT, Figures, arguments, begun, write_json, write_whole
+from .harness import CACHE, RESULTS, ROOT, Figures, arguments, begun, write_json, write_whole
 from .machine import describe, has_bf16
 from .models import cached_model
 from .peers.protocol import Generated, Generation, Workload

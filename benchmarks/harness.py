@@ -17,6 +17,7 @@ from .machine import describe
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+CACHE = ROOT / "benchmarks" / ".cache"
 DEMO_MODEL = ROOT / "examples" / "demo_model"
 DATABASES = ("sqlite", "postgresql")
 

@@ -14,7 +14,7 @@ from typing import Any
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from .environments import CACHE
+from .harness import CACHE
 from .weights import SHAPES, SPECIAL_TOKENS, SYLLABLES, Draw, Shape, gpt2_weights, llama_weights
 
 

@@ -13,16 +13,29 @@ import msgspec
 
 from nightjar.children import last_words
 
-from .environments import CACHE, environment_python, failure_of
-from .harness import ROOT
+from .harness import CACHE, ROOT
 from .peers.protocol import Answer, Message, Workload
 
 START_TIMEOUT_S = 600.0
 RUN_TIMEOUT_S = 900.0
 
 
+VENVS = CACHE / "venvs"
+"""Each peer has an environment of its own here, which `make bench-peers` makes."""
+
+
 class SystemFailedError(Exception):
     """A system could not do what it was asked; the message is the reason that is reported."""
+
+
+def failure_of(name: str) -> str | None:
+    """Why a peer has no environment, or None when it has one."""
+    said = VENVS / f"{name}.failed"
+    if (VENVS / f"{name}.made").is_file():
+        return None
+    if not said.is_file():
+        return "not installed: make bench-peers"
+    return f"installation failed: {last_words(said).strip().rpartition(os.linesep)[2]}"
 
 
 @dataclass(frozen=True)
@@ -49,7 +62,7 @@ class SystemSpec:
             return [sys.executable, "-m", f"benchmarks.{module}"], ROOT
         if (reason := failure_of(self.name)) is not None:
             raise SystemFailedError(reason)
-        return [str(environment_python(self.name)), "-m", module], ROOT / "benchmarks"
+        return [str(VENVS / self.name / "bin" / "python"), "-m", module], ROOT / "benchmarks"
 
 
 # As our launcher starts the compute process.

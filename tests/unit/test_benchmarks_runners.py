@@ -4,6 +4,7 @@ import io
 import json
 import os
 import random
+import re
 import signal
 import time
 from dataclasses import replace
@@ -12,9 +13,10 @@ import msgspec
 import psutil
 import pytest
 
-from benchmarks import compare, environments, models, report
+from benchmarks import compare, models, report, systems
 from benchmarks.contest import Contest
 from benchmarks.figures import SystemRecord, record_figures
+from benchmarks.harness import ROOT
 from benchmarks.models import save_model
 from benchmarks.peers import protocol
 from benchmarks.peers.nightjar_peer import NightjarEngine
@@ -165,7 +167,7 @@ def test_a_precision_that_does_not_exist(model, tmp_path):
 
 
 def test_a_peer_without_environment_is_reported(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(environments, "CACHE", tmp_path)
+    monkeypatch.setattr(systems, "VENVS", tmp_path)
     contest = Contest(model, tmp_path, 2, 1.0)
     contest.start(["vllm"], ["fp32", "int8"])
     contest.measure({}, 1, lambda: None)
@@ -174,29 +176,26 @@ def test_a_peer_without_environment_is_reported(model, tmp_path, monkeypatch):
     assert figures == {
         "system": "vllm",
         "precision": "fp32",
-        "failed": "not installed: python -m benchmarks.environments vllm",
+        "failed": "not installed: make bench-peers",
     }
 
 
-@pytest.mark.slow
-def test_an_installation_that_fails_says_why(tmp_path, monkeypatch):
-    monkeypatch.setattr(environments, "CACHE", tmp_path)
-    monkeypatch.setattr(environments, "REQUIREMENTS", tmp_path)
-    (tmp_path / "requirements-odd.txt").write_text("./no-such-directory\n")
-    assert environments.peer_names() == ["odd"]
-    reason = environments.make_environment("odd")
-    assert reason.startswith("installation failed")
-    assert environments.failure_of("odd") == reason
-    (tmp_path / "requirements-odd.txt").write_text("# nothing\n")
-    assert environments.make_environment("odd") is None
-    assert environments.failure_of("odd") is None
+def test_an_installation_that_failed_says_why(tmp_path, monkeypatch):
+    """By the last line of what pip said; what it warned of is no failure."""
+    monkeypatch.setattr(systems, "VENVS", tmp_path)
+    (tmp_path / "vllm.failed").write_text("collecting\nERROR: no such wheel\n")
+    assert systems.failure_of("vllm") == "installation failed: ERROR: no such wheel"
+    (tmp_path / "vllm.made").touch()
+    assert systems.failure_of("vllm") is None
 
 
 def test_every_peer_has_an_environment_and_a_runner():
-    peers = {name: spec for name, spec in SYSTEMS.items() if not spec.ours}
-    assert sorted(peers) == environments.peer_names()
-    for name in SYSTEMS:
-        assert (environments.REQUIREMENTS / f"{name}_peer.py").is_file(), name
+    peers = {name for name, spec in SYSTEMS.items() if not spec.ours}
+    made = re.search(r"^PEERS := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+    assert set(made.split()) == peers
+    folder = ROOT / "benchmarks" / "peers"
+    assert all((folder / f"requirements-{name}.txt").is_file() for name in peers)
+    assert all((folder / f"{name}_peer.py").is_file() for name in SYSTEMS)
 
 
 class Clock:
@@ -220,7 +219,7 @@ class Clock:
 
 def contest_of(*taking_part, budget_s=4.0):
     """A contest of records and their runners."""
-    contest = Contest(environments.ROOT, environments.ROOT, 2, budget_s)
+    contest = Contest(ROOT, ROOT, 2, budget_s)
     for record, runner in taking_part:
         contest.add(record, runner)
     return contest
