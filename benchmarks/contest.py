@@ -57,10 +57,9 @@ class Contest:
     def start(self, systems: list[str], precisions: list[str]) -> None:
         """Start and load every system, to be measured until `close`; one that fails is kept with
         its reason."""
-        for spec in map(SYSTEMS.__getitem__, systems):
-            for precision in spec.precisions:
-                if precision in precisions:
-                    self._start(spec, SystemRecord(spec.name, precision, spec.ours))
+        for spec in (SYSTEMS[name] for name in systems):
+            for precision in (one for one in spec.precisions if one in precisions):
+                self._start(spec, SystemRecord(spec.name, precision, spec.ours))
 
     def add(self, record: SystemRecord, runner: Runner | None) -> None:
         """Let a system take part; one without a runner is reported and not measured."""

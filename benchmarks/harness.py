@@ -56,7 +56,7 @@ class Benchmark:
     def arguments(self, given: Sequence[str] | None = None) -> Namespace:
         """What to measure; `ways` in order."""
         options: dict[str, Option] = {
-            "--work": (Path("build") / self.name, "a folder for what is made and removed"),
+            "--work": (Path("build"), "where a folder is made, and removed at the end"),
             "--model": (DEMO_MODEL, "a directory"),
         }
         if self.ways:
@@ -78,7 +78,7 @@ class Benchmark:
         if self.ways and args.out.is_file():
             figures = json.loads(args.out.read_text(encoding="utf-8"))
         for way in args.ways:
-            args.way, folder = way, args.work / way
+            args.way, folder = way, args.work / f"{self.name}-{way}".strip("-")
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             found = self.measure(args, folder)

@@ -13,13 +13,13 @@ Then two processes hold the mapped weights, and `smaps` tells what each has for 
 """
 
 import os
-import re
 from argparse import Namespace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
+import psutil
 import torch
 
 from benchmarks.converting import forget, peak_mib
@@ -91,17 +91,10 @@ def sharing(*given: object) -> dict[str, float]:
     with context.Pool(1) as first, context.Pool(1) as second:
         for pool in (first, second):
             pool.apply(run_step, ("shared_again", *given))
-        return mapping_mib(second.apply(os.getpid), ".weights")
-
-
-def mapping_mib(pid: int, name: str) -> dict[str, float]:
-    """What smaps says of the mappings of files with this in their name: MiB by field."""
-    text = Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8")
-    parts = [part for part in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", text) if name in part]
-    found = dict.fromkeys(("Rss", "Pss", "Shared_Clean", "Private_Clean", "Anonymous"), 0.0)
-    for field in found:
-        found[field] = sum(int(n) for p in parts for n in re.findall(rf"{field}: +(\d+)", p)) / 1024
-    return {field.lower(): round(value, 1) for field, value in found.items()}
+        mappings = psutil.Process(second.apply(os.getpid)).memory_maps()
+    packed = [one for one in mappings if ".weights" in one.path]
+    fields = ("rss", "pss", "shared_clean", "private_clean", "anonymous")
+    return {name: round(sum(getattr(m, name) for m in packed) / 2**20, 1) for name in fields}
 
 
 def measure(args: Namespace, folder: Path) -> Figures:

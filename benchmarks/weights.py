@@ -1,11 +1,8 @@
 """Seeded weights that say a different text after every prompt, and say it in any precision.
 
-With plain random weights the two best tokens are nearly equal everywhere: int8 parts from fp32
-after a few tokens and says something else from there on, so systems of different precision do
-different work.  Here a rule stands above the random weights, whose part in the result is small.
-
-Every word is a row and a topic.  What follows a word is decided by two things: the word itself
-names the row, and the most salient word of all that was read names the topic.  In weights:
+A rule stands above the random weights, whose part in the result is small (docs/performance.md says
+why).  Every word is a row and a topic.  What follows a word is decided by two things: the word
+itself names the row, and the most salient word of all that was read names the topic.  In weights:
 
 - A word's vector holds its salience, the key of its own row, the key of the row that follows it,
   and its topic. Each is drawn at random and has dimensions of its own.

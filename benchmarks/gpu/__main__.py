@@ -1,9 +1,7 @@
 """Measure every GPU figure: `python -m benchmarks.gpu`.
 
-    --device cpu --scale tiny --out DIR   tries the harness; its numbers mean nothing
-    --only NAME,NAME                      some figures
-
-Writes DATE.json and DATE.md after every figure; their names have the minute of the start.
+`--device cpu --scale tiny --out DIR` tries the harness; its numbers mean nothing.  Writes DATE.json
+and DATE.md after every figure; their names have the minute of the start.
 """
 
 import sys
@@ -108,23 +106,18 @@ def page(result: Figures) -> str:
 
 def _row(target: Target, one: Figures, trial: bool) -> list[str]:
     """One target's line; empty cells where nothing was measured."""
-    value = one.get("points", {}).get(target.point)
+    value, details = one.get("points", {}).get(target.point), one.get("details", {})
     note = one.get("notes", {}).get(target.point)
     sign = "<= " if target.lower else ""
+    timings = [details, *(timing for timing in details.values() if isinstance(timing, dict))]
+    spreads = [timing["spread"] for timing in timings if "spread" in timing]
     return [
         f"{target.title}, {note}" if note else target.title,
         *("" if b is None else sign + target.write(b) for b in (target.least, target.aim)),
         target.write(value) if value is not None else one["status"],
         "" if value is None or trial else target.met(value),
-        _spread(one.get("details", {})),
+        f"{100 * max(spreads):.1f}%" if spreads else "",  # the widest behind the figure
     ]
-
-
-def _spread(details: Figures) -> str:
-    """The widest spread of the timings behind a figure."""
-    timings = [details, *(one for one in details.values() if isinstance(one, dict))]
-    found = [timing["spread"] for timing in timings if "spread" in timing]
-    return f"{100 * max(found):.1f}%" if found else ""
 
 
 def _notes(figures: Figures) -> list[str]:

@@ -34,11 +34,6 @@ class Launches:
             windows: Any = engine.windows
             windows.launch = self._watched(windows.launch, mark=True)
 
-    @property
-    def count(self) -> int:
-        """How many launches there were since the last `take`."""
-        return len(self._host)
-
     def take(self) -> tuple[float, float]:
         """Seconds of the host in all launches since the last call, and of their spans, which must
         be over: without events the host's own.

@@ -181,4 +181,4 @@ def test_ways_that_are_measured_in_several_calls_stay_together(tmp_path: Path) -
     found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert (found["asked"], found["sqlite"]["rows"], found["postgresql"]["rows"]) == (1, 7, 9)
     assert "--rows 9" in found["postgresql"]["command"]
-    assert found["sqlite"]["folder"] == "sqlite"
+    assert found["sqlite"]["folder"] == "made_up-sqlite"
