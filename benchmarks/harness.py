@@ -39,7 +39,6 @@ class Benchmark:
         measure: Given the arguments and an empty folder, returns figures.
         ways: What is measured one after another, `args.way`, each into a part of the result that
             has its name; without ways, the figures are the result.
-        usual: The ways that are measured unless others are asked for.
         about: What the result says beside the machine.
         stem: The beginning of the result's name, where it is not the benchmark's.
     """
@@ -48,7 +47,6 @@ class Benchmark:
     doc: str | None
     measure: Callable[[Namespace, Path], Figures]
     ways: Sequence[str] = ()
-    usual: Sequence[str] = ()
     options: Mapping[str, Option] = field(default_factory=dict)
     about: Figures = field(default_factory=dict)
     stem: Callable[[Namespace], str] = lambda _: ""
@@ -61,7 +59,7 @@ class Benchmark:
         }
         if self.ways:
             option = "--databases" if self.ways == DATABASES else "--ways"
-            options[option] = (list(self.usual or self.ways), "in order", self.ways)
+            options[option] = (list(self.ways), "in order", self.ways)
         args = arguments(self.name, self.doc, options | dict(self.options), given)
         args.ways = vars(args).get("databases", vars(args).get("ways", [""]))
         return args

@@ -116,13 +116,16 @@ WAYS: dict[str, Callable[[Namespace, Path], Figures]] = {
     "postgresql": over_postgresql,
     "nights": two_nights,
 }
-OPTIONS = {"--rows": (1_000_000, "of the table"), "--answer-tokens": (16, "most of each row")}
+OPTIONS = {
+    "--rows": (1_000_000, "of the table"),
+    "--answer-tokens": (16, "most of each row"),
+    "--ways": (["parquet", "postgresql"], "in order", WAYS),
+}
 BENCHMARK = Benchmark(
     "tables",
     __doc__,
     lambda args, folder: WAYS[args.way](args, folder),
     ways=tuple(WAYS),
-    usual=("parquet", "postgresql"),
     options=OPTIONS,
     about={"asked": ASKED},
 )

@@ -25,6 +25,7 @@ from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_f
 from nightjar.pipeline.embedded.processes import Service, private_directory
 from nightjar.pipeline.queue.commands import WorkerRole, beat_command, worker_command
 from nightjar.pipeline.settings import Settings
+from tests.processes import find_children
 from tests.services import free_port
 
 _GRACE_S = 20.0
@@ -57,9 +58,8 @@ class Deployment:
             assert service.process is not None
             found[name] = psutil.Process(service.process.pid)
         for name, (parent, module) in _CHILDREN.items():
-            for child in found[parent].children(recursive=True) if parent in found else ():
-                if any(module in word for word in child.cmdline()):
-                    found[name] = child
+            for child in find_children(found[parent].pid, module) if parent in found else ():
+                found[name] = child
         return found
 
     def watch(self, *, shared: bool = True, every_s: float = EVERY_S) -> Watch:
