@@ -62,6 +62,7 @@ def answers(path: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_bad_requests_in_a_file_leave_their_neighbours_untouched(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,7 @@ def model(tmp_path: Path) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_a_chat_is_the_completion_of_its_rendered_prompt(model: Path, tmp_path: Path) -> None:
     written = AutoTokenizer.from_pretrained(model).apply_chat_template(
         CHAT, tokenize=False, add_generation_prompt=True

@@ -238,10 +238,10 @@ def test_registered_vectors_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     save_file({"vectors": np.ones((3, width), np.float32)}, tmp_path / "v.safetensors")
     monkeypatch.setenv("NIGHTJAR_DATABASE_URL", f"sqlite:///{tmp_path}/night.db")
     monkeypatch.setenv("NIGHTJAR_MODEL", str(DEMO))
-    assert nightjar("migrate").returncode == 0
+    Store(f"sqlite:///{tmp_path}/night.db").migrate()
     done = nightjar("vectors", "add", "tuned", str(tmp_path / "v.safetensors"))
     assert done.stdout == "tuned, version 1: 3 vectors\n"
-    again = nightjar("vectors", "add", "tuned", str(tmp_path / "v.safetensors"), "--json")
+    again = nightjar_here("vectors", "add", "tuned", tmp_path / "v.safetensors", "--json")
     (line,) = again.stdout.splitlines()
     assert json.loads(line) == {"name": "tuned", "version": 1, "length": 3, "kind": "vectors"}
     folder = save_adapter(tmp_path / "polite", gpt2_sizes(4, width, 4 * width), rank=2)

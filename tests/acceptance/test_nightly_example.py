@@ -46,6 +46,7 @@ def rows(folder: Path, query: str) -> list[Any]:
         return shop.execute(query).fetchall()
 
 
+@pytest.mark.slow
 def test_users_are_ranked_without_a_line_of_code(folder: Path) -> None:
     run(folder, sys.executable, "make_data.py")
     run(folder, *NIGHTJAR, "run", "rank.toml", NIGHTJAR_ENGINE="fake")

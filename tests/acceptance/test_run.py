@@ -44,10 +44,10 @@ def small_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NIGHTJAR_MICRO_BATCH_REQUESTS", "16")
 
 
-def slow_fake_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def slow_fake_engine(monkeypatch: pytest.MonkeyPatch, step_s: str = "0.2") -> None:
     """Without a model to load, but so slow that a run can be looked at."""
     monkeypatch.setenv("NIGHTJAR_ENGINE", "fake")
-    monkeypatch.setenv("NIGHTJAR_FAKE_STEP_S", "0.2")
+    monkeypatch.setenv("NIGHTJAR_FAKE_STEP_S", step_s)
 
 
 def run_arguments(source: Path, model: Path, out: Path) -> list[str | Path]:
@@ -321,7 +321,11 @@ def test_a_killed_compute_process_costs_nothing(tiny_model: Path, tmp_path: Path
     }
 
 
-def test_a_killed_run_goes_on_where_it_was(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_where_it_was(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A step answers 256 rows: the run is killed before its second one.
+    slow_fake_engine(monkeypatch, "1.0")
     count = 480
     source = write_lines(tmp_path / "in.jsonl", [*many_lines(count)])
     out = tmp_path / "out.jsonl"
@@ -338,6 +342,7 @@ def test_a_killed_run_goes_on_where_it_was(tiny_model: Path, tmp_path: Path) -> 
         before = connection.execute(query).fetchall()
     assert 0 < len(before) < count
     spent_before = written_seconds(database.parent)
+    slow_fake_engine(monkeypatch)
     again = nightjar(*run_arguments(source, tiny_model, out), timeout_s=180)
     assert again.returncode == 0, again.stderr
     assert f"{len(before)} of {count} requests are already done" in again.stderr

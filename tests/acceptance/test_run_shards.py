@@ -10,6 +10,7 @@ from tests.processes import (
     completion_line,
     find_children,
     nightjar,
+    nightjar_here,
     read_lines,
     rerank_line,
     start_nightjar,
@@ -67,12 +68,12 @@ def test_shards_that_do_not_divide_end_the_run_with_the_reason(
 ) -> None:
     source = write_lines(tmp_path / "in.jsonl", lines(3))
     arguments = ["--model", tiny_model, "--out", tmp_path / "out.jsonl"]
-    told = nightjar("run", source, *arguments, "--shards", "2", "--devices", "0,1,2")
+    told = nightjar_here("run", source, *arguments, "--shards", "2", "--devices", "0,1,2")
     assert told.returncode == 2
     assert "3 devices for 2 shards" in told.stderr
-    told = nightjar("run", source, *arguments, "--device", "cpu", "--devices", "0,1")
+    told = nightjar_here("run", source, *arguments, "--device", "cpu", "--devices", "0,1")
     assert told.returncode == 2
     assert "--device cpu --devices 0,1: give one of them" in told.stderr
-    told = nightjar("run", source, *arguments, "--shards", "3")
+    told = nightjar_here("run", source, *arguments, "--shards", "3")
     assert told.returncode == 2
     assert "possible are 1, 2, 4" in told.stderr

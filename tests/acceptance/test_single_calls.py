@@ -114,6 +114,16 @@ def test_openais_client_gets_completions_and_chats(client: openai.OpenAI) -> Non
     assert answer.request_id is not None
 
 
+def test_a_chat_is_the_completion_of_its_rendered_prompt(client: openai.OpenAI) -> None:
+    greedy: dict[str, Any] = {"model": MODEL, "max_tokens": 8, "temperature": 0}
+    chat = client.chat.completions.create(messages=MESSAGES, **greedy)
+    plain = client.completions.create(prompt="user: hello ", **greedy)
+    assert plain.choices[0].text
+    assert chat.choices[0].message.content == plain.choices[0].text
+    assert chat.choices[0].finish_reason == plain.choices[0].finish_reason
+    assert chat.usage == plain.usage
+
+
 def test_openais_client_reads_streams(client: openai.OpenAI) -> None:
     whole = client.completions.create(model=MODEL, **GREEDY)
     parts = list(client.completions.create(model=MODEL, stream=True, **GREEDY))

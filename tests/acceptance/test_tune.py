@@ -8,7 +8,7 @@ import pytest
 from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.store import Store
 from nightjar.pipeline.files.vectors import VectorsError, register_vectors
-from tests.processes import nightjar
+from tests.processes import nightjar, nightjar_here
 
 
 def test_vectors_are_tuned_and_registered(
@@ -44,7 +44,7 @@ def test_vectors_are_tuned_and_registered(
     with pytest.raises(VectorsError, match="a pickle, which is never read"):
         register_vectors(store.vectors, "tuned", out, model)
     store.close()
-    lstm = nightjar(*command, "--encoder", "lstm")
+    lstm = nightjar_here(*command, "--encoder", "lstm")
     assert lstm.returncode == 2
     assert "'lstm' is not one of 'none'," in lstm.stderr
     path.write_text('{"input": "a", "target": ""}')

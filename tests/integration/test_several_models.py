@@ -134,12 +134,12 @@ def models_of_work(store: Store) -> dict[str, tuple[int, int]]:
 def test_each_job_gets_the_answers_of_its_own_model(
     store: Store, deployment: Deployment, alpha: Path, beta: Path
 ) -> None:
-    """First by a worker for each, one of which comes late; then by one worker of both."""
+    """By a worker for each, one of which comes late."""
     own = {path.name: own_answers(path) for path in (alpha, beta)}
     assert own["alpha"].texts != own["beta"].texts
     assert own["alpha"].losses != own["beta"].losses
     deployment.planner(alpha, beta)
-    first = deployment.worker(alpha)
+    deployment.worker(alpha)
     of_beta = submit(store, bodies(None), model="beta")
     of_alpha = submit(store, bodies(None), model="alpha")
     mixed = submit(store, bodies("beta", None, "gamma"), model="alpha")
@@ -149,7 +149,7 @@ def test_each_job_gets_the_answers_of_its_own_model(
     assert waiting.waits_for == (WaitsFor.MODEL,)
     assert "no GPU worker serves 'beta'" in (waiting.message or "")
     assert store.jobs.get(of_beta).ended == 0
-    second = deployment.worker(beta)
+    deployment.worker(beta)
     wait_until("the other jobs", lambda: is_over(store, of_beta) and is_over(store, mixed))
     assert answers(store.results.read(of_beta)) == own["beta"]
     assert {one.name: one.workers for one in store.models.known()} == {"alpha": 1, "beta": 1}
@@ -158,16 +158,24 @@ def test_each_job_gets_the_answers_of_its_own_model(
     assert {row.error.code for row in rows[8:] if row.error} == {"model_not_found"}
     assert [named(rows[0:4]), named(rows[4:8]), named(rows[8:])] == [{"beta"}, {"alpha"}, set()]
 
-    for worker in (first, second):
+
+@pytest.mark.slow
+def test_one_worker_takes_over_from_the_workers_of_two_models(
+    store: Store, deployment: Deployment, alpha: Path, beta: Path
+) -> None:
+    own = {path.name: own_answers(path) for path in (alpha, beta)}
+    deployment.planner(alpha, beta)
+    before = [deployment.worker(path) for path in (alpha, beta)]
+    for worker in before:
         assert worker.process is not None
         worker.process.terminate()
     deployment.worker(alpha, beta)
-    for worker in (first, second):
+    for worker in before:
         worker.stop(GRACE_S)
-    again = [submit(store, bodies(None), model=name) for name in own]
-    wait_until("both jobs", lambda: all(is_over(store, job_id) for job_id in again))
-    assert [answers(store.results.read(job_id)) for job_id in again] == list(own.values())
-    assert [named(store.results.read(job_id)) for job_id in again] == [{"alpha"}, {"beta"}]
+    jobs = [submit(store, bodies(None), model=name) for name in own]
+    wait_until("both jobs", lambda: all(is_over(store, job_id) for job_id in jobs))
+    assert [answers(store.results.read(job_id)) for job_id in jobs] == list(own.values())
+    assert [named(store.results.read(job_id)) for job_id in jobs] == [{"alpha"}, {"beta"}]
     assert [one.workers for one in store.models.known()] == [1, 1]
 
 

@@ -71,6 +71,7 @@ def is_over(store: Store, job_id: str) -> bool:
     return store.jobs.get(job_id).is_over
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_the_worker_of_another_model_never_answers(
     store: Store, deployment: Deployment, alpha: Path, beta: Path

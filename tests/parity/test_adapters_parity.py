@@ -126,6 +126,7 @@ def test_answers_are_those_of_merged_weights(adapted):
     assert len({tokens[1:] for tokens in texts}) > len(adapted.adapters)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("dtype", ["fp32", "int8", "fp16", "bf16"])
 def test_no_bit_depends_on_company(adapted, dtype):
     """Not of an adapted answer, and not of one without an adapter, in every precision."""

@@ -156,6 +156,7 @@ def beam_search(pair, prompt, max_tokens, search, eos, **params):
     return [(one.output, one.total, one.score) for one in state.finished]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("early_stopping", [False, True])
 @pytest.mark.parametrize("length_penalty", [1.0, 0.0, 2.0, -0.5])
 @pytest.mark.parametrize("width", [1, 3, 5])
