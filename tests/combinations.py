@@ -1,9 +1,10 @@
-"""A sample of the combinations that a test is parametrised with."""
+"""Which of the combinations that a test is parametrised with `make test` runs."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from zlib import crc32
 
 import pytest
 
@@ -47,3 +48,29 @@ def values_of(item: pytest.Item) -> set[tuple[str, ...]]:
     listed = {name for names in together for name in names}
     together += [[name] for name in given if name not in listed]
     return {tuple(f"{name}={given[name]}" for name in names) for names in together}
+
+
+def mark_all_but_one_database(items: Iterable[pytest.Item], kinds: Sequence[str]) -> None:
+    """Of a test that runs once for each kind of database, mark all but one `slow`.
+
+    Half of the tests keep one kind and half the other, and each keeps its own in every run. A test
+    with the mark `every_database` keeps all.
+    """
+    families = defaultdict(dict)
+    for item in items:
+        if item.get_closest_marker("slow") or item.get_closest_marker("every_database"):
+            continue
+        for name, value in getattr(getattr(item, "callspec", None), "params", {}).items():
+            if isinstance(value, str) and value in kinds:
+                families[family_of(item, name)][value] = item
+    for family, cases in families.items():
+        if len(cases) == len(kinds):
+            kept = kinds[crc32(repr(family).encode()) % len(kinds)]
+            for kind in set(kinds) - {kept}:
+                cases[kind].add_marker(pytest.mark.slow)
+
+
+def family_of(item: pytest.Item, name: str) -> tuple[str, ...]:
+    """A test and all its parameters but one."""
+    others = {key: repr(value) for key, value in item.callspec.params.items() if key != name}
+    return (item.nodeid.partition("[")[0], *map("=".join, sorted(others.items())))

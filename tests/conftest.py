@@ -17,10 +17,15 @@ from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.models import Decoder, KVTensors, TokenBatch, load_model
 from tests.backends import choose_compiler
 from tests.bare_machine import GPU_FOLDERS, asks_for_gpu_alone
-from tests.combinations import mark_all_but_a_sample
+from tests.combinations import mark_all_but_a_sample, mark_all_but_one_database
 from tests.models import save_gpt2
 
 HAS_DATABASES = find_spec("sqlalchemy") is not None
+
+DATABASE_KINDS = ("sqlite", "postgresql")
+
+SQL_FILES = ("test_store_", "test_tables_", "test_migrations")
+"""Beginnings of the names of files whose tests are about SQL itself."""
 
 SYSTEM_FOLDERS = ("acceptance", "faults", "integration")
 """Their tests wait for processes most of the time."""
@@ -91,9 +96,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Let warnings pass in the tests of a GPU, and order the files where several run at a time.
 
-    Of what is `sampled`, `make test` runs a few cases.
+    Of what is `sampled`, `make test` runs a few cases. What stands above the store does the same on
+    both databases: there it runs each test on one of them.
     """
     mark_all_but_a_sample(item for item in items if item.get_closest_marker("sampled"))
+    mark_all_but_one_database(
+        (item for item in items if not item.path.name.startswith(SQL_FILES)), DATABASE_KINDS
+    )
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.filterwarnings("default"))

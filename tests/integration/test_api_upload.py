@@ -134,6 +134,7 @@ def test_a_job_of_the_version_before_is_found_by_its_key(client: TestClient, sto
     assert (response.status_code, response.json()["id"]) == (200, submission.job_id)
 
 
+@pytest.mark.every_database
 def test_an_upload_of_bad_lines_ends_with_the_first_of_them(store: Store) -> None:
     app = create_app(store, lambda job_id: None, served_model="tiny")
     with TestClient(app) as client:

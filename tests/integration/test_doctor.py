@@ -61,6 +61,7 @@ def test_the_settings_of_a_deployment_do_not_fight() -> None:
     assert levels(found) == {Level.OK}
 
 
+@pytest.mark.every_database
 def test_the_tables_of_the_database(database_url: str) -> None:
     settings = Settings.read(database_url=database_url)
     before = list(check_database(settings))

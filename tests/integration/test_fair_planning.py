@@ -236,6 +236,7 @@ def explained(store: Store, asked: sa.Select[Any]) -> str:
         return str(connection.exec_driver_sql(f"EXPLAIN {literal.replace('%', '%%')}").all())
 
 
+@pytest.mark.every_database
 def test_a_pass_over_many_tenants_is_bounded(store: Store) -> None:
     fill(store)
     with counted(store) as statements:

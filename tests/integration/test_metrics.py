@@ -190,6 +190,7 @@ def explained(store: Store, read: Callable[[], object]) -> list[str]:
     return plans
 
 
+@pytest.mark.every_database
 def test_no_reading_scans_a_table(store: Store) -> None:
     for _ in range(5):
         planned(store, 40, each=1)

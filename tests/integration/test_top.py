@@ -36,6 +36,7 @@ def filled(store: Store) -> tuple[str, str]:
     return running, waiting
 
 
+@pytest.mark.every_database
 def test_a_picture_tells_what_is_stored(store: Store) -> None:
     running, waiting = filled(store)
     over = submit_for(store, "owls", 1)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.combinations import sample
+from tests.combinations import mark_all_but_one_database, sample
 from tools.measure_tree import Module, private_reaches
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -61,3 +61,26 @@ def test_a_sample_has_every_value_and_every_case_that_is_listed():
     ]
     pairs = [Case(("size, dtype",), size=n, dtype=t) for n in (1, 2) for t in "ab"]
     assert sample(pairs) == pairs
+
+
+def test_a_test_keeps_one_database_and_tests_keep_different_ones():
+    class Item(Case):
+        def __init__(self, name, **params):
+            super().__init__([], **params)
+            self.nodeid, self.added = name, []
+
+        def get_closest_marker(self, name):
+            return name == "every_database" and self.nodeid == "kept"
+
+        def add_marker(self, mark):
+            self.added.append(mark.name)
+
+    def left(name, *others):
+        cases = [Item(name, url=kind, n=n) for n in others or (0,) for kind in ("a", "b")]
+        mark_all_but_one_database(cases, ("a", "b"))
+        return [case.callspec.params for case in cases if case.added != ["slow"]]
+
+    assert len(left("kept")) == 2
+    assert left("one", 1, 2, 3) == left("one", 1, 2, 3)
+    assert [one["n"] for one in left("one", 1, 2, 3)] == [1, 2, 3]
+    assert {left(f"test {n}")[0]["url"] for n in range(9)} == {"a", "b"}
