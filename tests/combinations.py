@@ -50,18 +50,22 @@ def values_of(item: pytest.Item) -> set[tuple[str, ...]]:
     return {tuple(f"{name}={given[name]}" for name in names) for names in together}
 
 
-def mark_all_but_one_database(items: Iterable[pytest.Item], kinds: Sequence[str]) -> None:
-    """Of a test that runs once for each kind of database, mark all but one `slow`.
+def mark_all_but_one(
+    items: Iterable[pytest.Item], kinds: Sequence[str], parameter: str | None = None
+) -> None:
+    """Of a test that runs once for each of these kinds, mark all but one `slow`.
 
     Half of the tests keep one kind and half the other, and each keeps its own in every run. A test
     with the mark `every_database` keeps all.
+
+    parameter: what is given the kind; None: anything.
     """
     families = defaultdict(dict)
     for item in items:
         if item.get_closest_marker("slow") or item.get_closest_marker("every_database"):
             continue
         for name, value in getattr(getattr(item, "callspec", None), "params", {}).items():
-            if isinstance(value, str) and value in kinds:
+            if parameter in (None, name) and isinstance(value, str) and value in kinds:
                 families[family_of(item, name)][value] = item
     for family, cases in families.items():
         if len(cases) == len(kinds):

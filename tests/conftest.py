@@ -17,12 +17,15 @@ from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.models import Decoder, KVTensors, TokenBatch, load_model
 from tests.backends import choose_compiler
 from tests.bare_machine import GPU_FOLDERS, asks_for_gpu_alone
-from tests.combinations import mark_all_but_a_sample, mark_all_but_one_database
+from tests.combinations import mark_all_but_a_sample, mark_all_but_one
 from tests.models import save_gpt2
 
 HAS_DATABASES = find_spec("sqlalchemy") is not None
 
 DATABASE_KINDS = ("sqlite", "postgresql")
+
+BITWISE_PRECISIONS = ("fp32", "bf16")
+"""Their results are the same to the last bit, whatever else is computed."""
 
 SQL_FILES = ("test_store_", "test_tables_", "test_migrations")
 """Beginnings of the names of files whose tests are about SQL itself."""
@@ -97,12 +100,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Let warnings pass in the tests of a GPU, and order the files where several run at a time.
 
     Of what is `sampled`, `make test` runs a few cases. What stands above the store does the same on
-    both databases: there it runs each test on one of them.
+    both databases: there it runs each test on one of them. So it does with `any_model`.
     """
     mark_all_but_a_sample(item for item in items if item.get_closest_marker("sampled"))
-    mark_all_but_one_database(
-        (item for item in items if not item.path.name.startswith(SQL_FILES)), DATABASE_KINDS
-    )
+    above = [item for item in items if not item.path.name.startswith(SQL_FILES)]
+    mark_all_but_one(above, DATABASE_KINDS)
+    mark_all_but_one(items, BITWISE_PRECISIONS, "any_model")
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.filterwarnings("default"))
@@ -141,9 +144,9 @@ def model(directory: ModelDirectory) -> Decoder:
     return load_model(directory, "fp32")
 
 
-@pytest.fixture(scope="session", params=["fp32", "bf16"])
+@pytest.fixture(scope="session", params=BITWISE_PRECISIONS)
 def any_model(request: pytest.FixtureRequest, directory: ModelDirectory) -> Decoder:
-    """The tiny model in each precision whose results are the same to the last bit."""
+    """The tiny model in each precision of BITWISE_PRECISIONS."""
     return load_model(directory, request.param)
 
 

@@ -28,7 +28,10 @@ from tests.processes import (
 GOOD = completion_line("good", prompt="hello", max_tokens=3)
 
 
-def test_bad_lines_are_reported_and_good_ones_finish(tiny_model: Path, tmp_path: Path) -> None:
+def test_bad_lines_are_reported_and_good_ones_finish(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NIGHTJAR_ENGINE", "fake")  # no bad line gets to the engine
     long_prompt = "가나다라 마바사 " * 2000
     lines: list[dict[str, object] | str | bytes] = [
         GOOD,

@@ -53,8 +53,15 @@ def test_16_bits_stay_near_32(device, gpt, by_cpu, dtype):
     np.testing.assert_allclose(got.mean_nll, wanted.mean_nll, rtol=0.03)
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
-@pytest.mark.parametrize("name", ["gpt", "family"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("gpt", "fp16"),
+        ("family", "bf16"),
+        pytest.param("gpt", "bf16", marks=pytest.mark.slow),
+        pytest.param("family", "fp16", marks=pytest.mark.slow),
+    ],
+)
 def test_few_texts_of_16_bits_stay_near_32(device, name, dtype, request):
     """Products of few rows have the norm, the activation and the addition in them."""
     directory = request.getfixturevalue(name)

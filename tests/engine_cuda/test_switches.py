@@ -13,7 +13,7 @@ from tests.kernels_cuda.devices import run_on_host
 
 
 def requests():
-    return [generate(i, prompt(5 + 18 * i, i), max_tokens=5) for i in range(2)]
+    return [generate(i, prompt(5 + 18 * i, i), max_tokens=4) for i in range(2)]
 
 
 def test_all_is_on_unless_told():

@@ -117,6 +117,7 @@ def plain(answer: httpx.Response) -> object:
     return {k: v for k, v in told.items() if k not in {"id", "created_at", "idempotency_key"}}
 
 
+@pytest.mark.slow  # test_api_broken_uploads.py has it with a key
 @between_processes
 def test_an_upload_whose_process_is_killed_is_refused_and_the_next_one_taken(
     api: Api, store: Store

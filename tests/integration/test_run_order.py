@@ -1,6 +1,7 @@
 """What `nightjar run` does side by side, so that no user waits for one after the other."""
 
 import itertools
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,12 +48,13 @@ def test_services_start_while_rows_are_read_and_end_while_answers_are_written(
 
 
 class Endless(LineFiles):
-    """The same row again and again."""
+    """The same row again and again, at a pace that leaves the services a processor to start on."""
 
     def rows(self, most_bad_in_a_row: int) -> Iterator[NewRequest | RejectedRow]:
         (row,) = super().rows(most_bad_in_a_row)
         assert isinstance(row, NewRequest)
         for index in itertools.count():
+            time.sleep(0.005)
             yield replace(row, index=index, line=index, custom_id=str(index))
 
 

@@ -33,7 +33,9 @@ NOTICED_S = 10.0
 VECTORS = {"v@1": VectorFile(save({"v": np.ones((2, 32), np.float32)}))}
 
 
-@pytest.mark.parametrize(("family", "ranks"), [("gpt2", 2), ("llama", 4)])
+@pytest.mark.parametrize(
+    ("family", "ranks"), [("gpt2", 2), pytest.param("llama", 4, marks=pytest.mark.slow)]
+)
 def test_processes_answer_as_the_whole_model(tiny_model, tmp_path, family, ranks, one_thread):
     """Llama's two key-value heads are held twice by four ranks."""
     path = tiny_model if family == "gpt2" else save_family(tmp_path / "m", CASES[family])
@@ -100,7 +102,7 @@ def told(flight: InFlight) -> list[messages.Answer]:
     ("sent", "rank", "ending"),
     [
         (signal.SIGKILL, 1, "rank 1 was ended by SIGKILL"),
-        (signal.SIGSTOP, 0, "rank 0 stalled"),
+        pytest.param(signal.SIGSTOP, 0, "rank 0 stalled", marks=pytest.mark.slow),
         pytest.param(signal.SIGKILL, 0, "rank 0 was ended by SIGKILL", marks=pytest.mark.slow),
         pytest.param(signal.SIGSTOP, 1, "rank 1 stalled", marks=pytest.mark.slow),
     ],

@@ -7,7 +7,7 @@ from tests.lease_protocol import LeaseProtocol, PostgresLeaseProtocol
 from tests.postgres_schemas import Schemas
 
 LeaseProtocol.TestCase.settings = settings(
-    max_examples=20,
+    max_examples=8,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
@@ -16,7 +16,7 @@ TestLeaseProtocol = LeaseProtocol.TestCase
 
 # A statement takes longer there.
 PostgresLeaseProtocol.TestCase.settings = settings(
-    max_examples=12,
+    max_examples=5,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

@@ -372,6 +372,9 @@ def test_threads_that_migrate_at_once(database_url: str) -> None:
 MIGRATE = "import sys; from nightjar.jobs.store import Store; Store(sys.argv[1]).migrate()"
 
 
+@pytest.mark.parametrize(
+    "database_url", [pytest.param("sqlite", marks=pytest.mark.slow), "postgresql"], indirect=True
+)
 def test_processes_that_migrate_at_once(database_url: str) -> None:
     root = Path(__file__).parents[2]
     command = [sys.executable, "-c", MIGRATE, database_url]

@@ -194,6 +194,7 @@ def test_a_text_depends_on_the_last_word(either, words):
     assert len({generated.text for generated in engine(either).generate(prompts)}) == 12
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_every_precision_says_the_same_and_meets_the_stops(either, words, precision):
     """But where the two most salient words of a prompt are as salient as rounding can tell."""

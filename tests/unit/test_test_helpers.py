@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.combinations import mark_all_but_one_database, sample
+from tests.combinations import mark_all_but_one, sample
 from tools.measure_tree import Module, private_reaches
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -77,7 +77,7 @@ def test_a_test_keeps_one_database_and_tests_keep_different_ones():
 
     def left(name, *others):
         cases = [Item(name, url=kind, n=n) for n in others or (0,) for kind in ("a", "b")]
-        mark_all_but_one_database(cases, ("a", "b"))
+        mark_all_but_one(cases, ("a", "b"))
         return [case.callspec.params for case in cases if case.added != ["slow"]]
 
     assert len(left("kept")) == 2
