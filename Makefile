@@ -61,9 +61,10 @@ test-mutants: $(VENV)/installed-mutants ## Plant faults that the tests must noti
 cpu-kernels: $(VENV)/installed-dev
 	$(BIN)/python -m tests.backends
 
-# Most tests of whole systems wait, so that a third file keeps two cores busy.
+# Most tests of whole systems wait, so that a third file keeps two cores busy. Planners and workers
+# step back to a niceness of 10: the tests are as nice, or what they wait for would hardly run.
 short-tests: cpu-kernels
-	$(BIN)/python -m pytest -m "not slow and not gpu" -n 3 --dist loadfile --no-loadscope-reorder
+	nice -n 9 $(BIN)/python -m pytest -m "not slow and not gpu" -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/installed-dev ## Linter, formatter, types
 	$(BIN)/ruff check .

@@ -322,6 +322,7 @@ def test_the_commands_when_the_api_is_down(tmp_path: Path, monkeypatch: pytest.M
         assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_health(deployment: Deployment, api: httpx.Client, tmp_path: Path) -> None:
     assert api.get("/health").status_code == 200
     nowhere = f"postgresql://nightjar:secret@127.0.0.1:{free_port()}/nightjar"
@@ -349,6 +350,7 @@ def answers(client: httpx.Client) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_killed_gpu_worker_costs_nothing(deployment: Deployment, api: httpx.Client) -> None:
     job_id = submit(api, long_lines(200, "kill"))
     wait_until("first results", lambda: landed(api, job_id) > 0, 60)

@@ -42,7 +42,7 @@ def test_greedy_texts_are_those_of_transformers(device, name, request):
     assert found == wanted
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp16", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_16_bits_stay_near_32(device, gpt, by_cpu, dtype):
     """The log-probability of what FP32 writes: the same to the precision of the storage."""
     text_bytes = gpt.tokenizer().token_bytes

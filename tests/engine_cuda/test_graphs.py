@@ -90,7 +90,7 @@ def test_the_launches_of_a_step_are_counted(device, gpt, texts, count):
 
 
 @pytest.mark.parametrize("device", ["host"], indirect=True)
-@pytest.mark.parametrize("name", ["gpt", "family"])
+@pytest.mark.parametrize("name", [pytest.param("gpt", marks=pytest.mark.slow), "family"])
 def test_each_product_asks_for_what_the_next_one_reads(device, name, request):
     """In the order of the step, from its head to the next step's first layer, too: of each weight
     the channels of the tiles that its blocks begin with."""

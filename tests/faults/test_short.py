@@ -11,7 +11,6 @@ from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.states import RequestKind
 from nightjar.pipeline.queue.queues import compute_queue
 from nightjar.pipeline.settings import Settings
-from tests.databases import SQLITE_FIRST
 from tests.faults.load import carries_micro_batches, wait_until_working
 from tests.faults.oracle import answers, judge, most_in_flight
 from tests.faults.system import BROKER, PLANNER, System, running_system
@@ -57,7 +56,9 @@ STRIKES: list[Callable[[System], object]] = [
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("database_url", SQLITE_FIRST, indirect=True)
+@pytest.mark.parametrize(
+    "database_url", [pytest.param("sqlite", marks=pytest.mark.slow), "postgresql"], indirect=True
+)
 def test_nothing_is_lost_or_done_twice_whatever_ends(
     database_url: str, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -25,7 +25,7 @@ from tests.tables import generated, many, rows_of, sink
 MIB = 1 << 20
 DISK_BYTES = {"postgresql": 192 * MIB}
 USUAL_BYTES = 64 * MIB
-ROWS = 15_000
+ROWS = 10_000
 _BEFORE = 5_000  # rows until the disk fills up: a SQL sink stages 4,096 at once
 TARGETS: dict[str, dict[str, Any]] = {
     "jsonl": {"jsonl": "{disk}/out.jsonl"},

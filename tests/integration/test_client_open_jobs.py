@@ -4,40 +4,39 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
 from nightjar import AsyncClient, Client, Generate, OpenJob, RefusedError, RequestError
 from nightjar.jobs.accounts import Tenant, TenantLimits
+from nightjar.jobs.api import create_app
 from nightjar.jobs.records import NewResult
 from nightjar.jobs.store import Store
 from nightjar.pipeline.client import parts, steps
-from tests.api_process import Api, running_api
+from tests.api_process import listening
 from tests.cutting_proxy import Cut, CuttingProxy
 
 
 @pytest.fixture(scope="module")
-def system(
-    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Api, Store]]:
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Store]]:
     folder = tmp_path_factory.mktemp("api")
     with ExitStack() as stack:
         url = f"sqlite:///{folder / 'nightjar.db'}"
         store = Store(url)
         stack.callback(store.close)
         store.migrate()
-        named = {"NIGHTJAR_MODEL_NAME": "tiny"}
-        yield stack.enter_context(running_api(url, tiny_model, folder, **named)), store
+        app = create_app(store, lambda job_id: None, served_model="tiny")
+        yield stack.enter_context(listening(app)), store
 
 
 @pytest.fixture
-def api(system: tuple[Api, Store]) -> Api:
+def api(system: tuple[str, Store]) -> str:
+    """Where it answers."""
     return system[0]
 
 
 @pytest.fixture
-def store(system: tuple[Api, Store]) -> Store:
+def store(system: tuple[str, Store]) -> Store:
     return system[1]
 
 
@@ -69,8 +68,8 @@ def answer_what_waits(store: Store, job_id: str) -> None:
     store.planning.save_plan(job_id, [], [], answered=known)
 
 
-def test_rows_of_a_stream_are_appended_and_sealed(api: Api, store: Store) -> None:
-    with Client(api.url) as client:
+def test_rows_of_a_stream_are_appended_and_sealed(api: str, store: Store) -> None:
+    with Client(api) as client:
         with client.open(metadata={"from": "stream"}, completion_window="24h") as job:
             for number in range(3):
                 job.append(row(number))
@@ -86,10 +85,10 @@ def test_rows_of_a_stream_are_appended_and_sealed(api: Api, store: Store) -> Non
 
 
 def test_full_parts_go_by_themselves(
-    api: Api, store: Store, monkeypatch: pytest.MonkeyPatch
+    api: str, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "PART_ROWS", 10)
-    with Client(api.url) as client:
+    with Client(api) as client:
         job = client.open()
         job.append(row(number) for number in range(25))
         assert (job.rows, store.jobs.get(job.id).total) == (25, 20)
@@ -101,11 +100,11 @@ def test_full_parts_go_by_themselves(
 
 
 def test_each_row_is_appended_once_over_breaking_connections(
-    api: Api, store: Store, monkeypatch: pytest.MonkeyPatch
+    api: str, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts, "PART_ROWS", 100)
     cuts = [Cut(sent=0), Cut(answered=0), Cut(sent=2_000, reset=True), Cut(answered=40, reset=True)]
-    port = int(api.url.rpartition(":")[2])
+    port = int(api.rpartition(":")[2])
     with CuttingProxy(port, *cuts) as proxy, Client(proxy.url, retries=len(cuts)) as client:
         job = client.open(idempotency_key="cut")
         job.append(row(number) for number in range(350))
@@ -114,8 +113,8 @@ def test_each_row_is_appended_once_over_breaking_connections(
     assert ids(store, job.id) == [f"row-{number}" for number in range(350)]
 
 
-def test_a_producer_that_failed_goes_on_with_its_key(api: Api, store: Store) -> None:
-    with Client(api.url) as client:
+def test_a_producer_that_failed_goes_on_with_its_key(api: str, store: Store) -> None:
+    with Client(api) as client:
         job = client.open(idempotency_key="night")
         with pytest.raises(ZeroDivisionError):
             _append_and_fail(job)
@@ -127,8 +126,8 @@ def test_a_producer_that_failed_goes_on_with_its_key(api: Api, store: Store) -> 
     assert ids(store, job.id) == ["row-0", "row-1", "row-2"]
 
 
-def test_two_producers_of_one_job_are_told(api: Api) -> None:
-    with Client(api.url) as client:
+def test_two_producers_of_one_job_are_told(api: str) -> None:
+    with Client(api) as client:
         one, other = (client.open(idempotency_key="both") for _ in range(2))
         one.append(row(0))
         one.flush()
@@ -140,7 +139,7 @@ def test_two_producers_of_one_job_are_told(api: Api) -> None:
 
 
 def test_back_pressure_reaches_the_producer(
-    api: Api, store: Store, monkeypatch: pytest.MonkeyPatch
+    api: str, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`append` waits while the tenant has too many rows without outcome, and then goes on."""
     monkeypatch.setattr(steps, "LONGEST_WAIT_S", 0.0)
@@ -155,7 +154,7 @@ def test_back_pressure_reaches_the_producer(
         answered.set()
 
     try:
-        with Client(api.url) as client:
+        with Client(api) as client:
             job = client.open()
             for begin in (0, 2):
                 monkeypatch.setattr("nightjar.pipeline.client.blocking.time.sleep", pause)
@@ -170,13 +169,13 @@ def test_back_pressure_reaches_the_producer(
         store.accounts.change_tenant("default", rows_waiting=None)
 
 
-def test_the_same_in_asyncio(api: Api, store: Store) -> None:
+def test_the_same_in_asyncio(api: str, store: Store) -> None:
     async def stream() -> AsyncIterator[Generate]:
         for number in range(4):
             yield row(number)
 
     async def produce() -> str:
-        async with AsyncClient(api.url) as client, await client.open() as job:
+        async with AsyncClient(api) as client, await client.open() as job:
             await job.append(stream())
             await job.append(row(4))
             assert job.rows == 5

@@ -234,7 +234,7 @@ def test_a_killed_worker_of_one_model_takes_nothing_from_the_other(
 def test_a_crash_of_one_model_in_a_worker_of_two_takes_nothing_from_the_other(
     store: Store, alpha: Path, beta: Path
 ) -> None:
-    settings = Settings.read(models=f"alpha={alpha},beta={beta}", engine="fake", fake_step_s=0.05)
+    settings = Settings.read(models=f"alpha={alpha},beta={beta}", engine="fake", fake_step_s=0.5)
     body: Body = {"prompt": "a", "max_tokens": 100, "temperature": 0, "ignore_eos": True}
     jobs = [submit(store, [body] * 2, model=name) for name in ("alpha", "beta")]
     planning = PlanningModels.open(settings, store)

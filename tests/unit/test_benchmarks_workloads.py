@@ -187,6 +187,7 @@ def test_a_text_depends_on_words_far_before_its_beginning(either, words):
     assert all(len(set(generated.text.split())) >= 19 for generated in texts)
 
 
+@pytest.mark.slow
 def test_a_text_depends_on_the_last_word(either, words):
     rng = random.Random(4)
     start = rng.choices(words, k=50)

@@ -51,6 +51,7 @@ def error_in_roundings(found, x, weight, bias):
     return ((found.double() - x @ weight.T - bias).abs() / (size * 2.0**-24)).max()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("rows", [1, 2, TILE - 1, TILE, TILE + 1, 3 * TILE - 5, 200, 1100])
 @pytest.mark.parametrize("features", [1, 2, 3, SEGMENT - 1, SEGMENT, SEGMENT + 1, 768])
 @pytest.mark.parametrize("outputs", [1, PANEL // 2, PANEL - 1, PANEL, PANEL + 1, 3 * PANEL + 17])
@@ -65,6 +66,7 @@ def test_equals_the_product_in_float64(precision, rows, features, outputs):
     assert error_in_roundings(found, x, weight, bias) <= min(features + 2, 64)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("activation", [None, *KINDS])
 @pytest.mark.parametrize(("features", "outputs"), [(30, 77), (64, 1535), (768, 256)])
 @pytest.mark.usefixtures("threads")

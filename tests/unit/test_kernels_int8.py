@@ -83,6 +83,7 @@ def test_error_against_the_unquantised_product_is_bounded(rows, limit):
     assert error.pow(2).mean().sqrt() < 0.02 * (x @ weight.T).pow(2).mean().sqrt()
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("activation", [None, *KINDS])
 @pytest.mark.parametrize(("features", "outputs"), [(30, 77), (64, 1535), (768, 256)])
 @pytest.mark.usefixtures("threads")
