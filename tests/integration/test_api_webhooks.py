@@ -24,9 +24,8 @@ URL = "https://example.org/nightjar"
 
 
 @pytest.fixture
-def store(sqlite_url: str) -> Iterator[Store]:
-    opened = Store(sqlite_url)
-    opened.migrate()
+def store(sqlite_tables: str) -> Iterator[Store]:
+    opened = Store(sqlite_tables)
     yield opened
     opened.close()
 

@@ -32,9 +32,8 @@ from tests.receivers import answer_status, receiving
 
 
 @pytest.fixture
-def store(sqlite_url: str) -> Iterator[Store]:
-    opened = Store(sqlite_url)
-    opened.migrate()
+def store(sqlite_tables: str) -> Iterator[Store]:
+    opened = Store(sqlite_tables)
     yield opened
     opened.close()
 

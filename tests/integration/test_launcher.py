@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,14 +45,20 @@ def launcher(tiny_model: Path) -> Iterator[Launcher]:
     yield from running(tiny_model)
 
 
+@pytest.fixture(scope="module")
+def fake_launcher(tiny_model: Path) -> Iterator[Launcher]:
+    """One whose processes load no model, and whose steps are long enough to be met in flight."""
+    yield from running(tiny_model, engine="fake", fake_step_s=0.5)
+
+
 @pytest.fixture
 def new_launcher(tiny_model: Path) -> Iterator[Launcher]:
     """One whose process has computed nothing yet, and which may be spoiled."""
     yield from running(tiny_model)
 
 
-def running(model: Path) -> Iterator[Launcher]:
-    config = ComputeConfig(model, dtype="fp32", threads=1, stalled_after_s=2.0)
+def running(model: Path, **given: Any) -> Iterator[Launcher]:
+    config = ComputeConfig(model, dtype="fp32", threads=1, stalled_after_s=2.0, **given)
     started = Launcher(config, on_failure=print)
     started.wait_ready()
     yield started
@@ -160,7 +167,8 @@ def test_sampling_crosses_the_pipe(launcher: Launcher, tiny_model: Path) -> None
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-def test_a_death_fails_what_is_in_flight_and_nothing_later(launcher: Launcher) -> None:
+def test_a_death_fails_what_is_in_flight_and_nothing_later(fake_launcher: Launcher) -> None:
+    launcher = fake_launcher
     before = text(ask(launcher))
     flight = ask(launcher, count=200, max_tokens=100)
     pid = launcher.pid
@@ -192,7 +200,8 @@ def test_seconds_add_up_over_processes(new_launcher: Launcher) -> None:
     assert launcher.totals.seconds.load_s > first.load_s
 
 
-def test_a_stalled_process_is_replaced(launcher: Launcher) -> None:
+def test_a_stalled_process_is_replaced(fake_launcher: Launcher) -> None:
+    launcher = fake_launcher
     text(ask(launcher))
     os.kill(launcher.pid, signal.SIGSTOP)
     flight = ask(launcher)
@@ -355,19 +364,21 @@ def test_a_request_that_can_never_fit_names_the_setting(tiny_model: Path) -> Non
 
 
 def test_a_reader_that_fails_is_told_to_everybody(
-    new_launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launcher = new_launcher
-    flight = ask(launcher, count=64, max_tokens=120)
+    config = ComputeConfig(tiny_model, engine="fake", fake_step_s=5.0)
+    with closing(Launcher(config, on_failure=print)) as launcher:
+        launcher.wait_ready()
+        flight = ask(launcher, count=64, max_tokens=120)
 
-    def no_memory(*_: object) -> None:
-        raise MemoryError
+        def no_memory(*_: object) -> None:
+            raise MemoryError
 
-    monkeypatch.setattr(launcher, "_spawn", no_memory)
-    os.kill(launcher.pid, signal.SIGKILL)
-    assert flight.done.wait(PATIENCE_S)
-    assert flight.lost is not None
-    wait_until("the failure to be told", lambda: launcher_fails(launcher))
+        monkeypatch.setattr(launcher, "_spawn", no_memory)
+        os.kill(launcher.pid, signal.SIGKILL)
+        assert flight.done.wait(PATIENCE_S)
+        assert flight.lost is not None
+        wait_until("the failure to be told", lambda: launcher_fails(launcher))
 
 
 def launcher_fails(launcher: Launcher) -> bool:

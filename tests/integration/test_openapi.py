@@ -34,9 +34,8 @@ _ENDPOINT = {"endpoint": "/v1/completions"}
 
 
 @pytest.fixture
-def store(sqlite_url: str) -> Iterator[Store]:
-    opened = Store(sqlite_url)
-    opened.migrate()
+def store(sqlite_tables: str) -> Iterator[Store]:
+    opened = Store(sqlite_tables)
     yield opened
     opened.close()
 

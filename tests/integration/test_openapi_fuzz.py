@@ -45,9 +45,8 @@ CHECKS = [
 
 
 @pytest.fixture
-def store(sqlite_url: str) -> Iterator[Store]:
-    opened = Store(sqlite_url, synchronous="normal")
-    opened.migrate()
+def store(sqlite_tables: str) -> Iterator[Store]:
+    opened = Store(sqlite_tables, synchronous="normal")
     yield opened
     opened.close()
 

@@ -24,6 +24,7 @@ def generate_all(pair, prompts, max_tokens):
     return [results[i].token_ids for i in range(len(prompts))]
 
 
+@pytest.mark.slow
 def test_gpt2_small_shape(small):
     chosen = prompts(small)[2:6]
     alone = [small.check_greedy(prompt, 8) for prompt in chosen]

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections import deque
+from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
 
@@ -47,6 +48,7 @@ def is_for_types(node: ast.AST) -> bool:
     return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
+@cache
 def imported(path: Path) -> set[str]:
     """Every module that a file may import, and whatever stands in `from` imports.
 
