@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _HERE = Path(__file__).parent
+_ROOT = _HERE.parents[1]
 _INCLUDE = _HERE / "include"
 _RUNTIME = _HERE / "runtime"
 
@@ -103,7 +104,8 @@ def _preprocess(source: str, name: str, flags: Sequence[str]) -> str:
         text = _run([*command, "-include", "cuda_host.h", "-"], source).stdout
     except CompileError as error:
         raise CompileError(str(error).replace("<stdin>", name)) from None
-    return text.replace('"<stdin>"', f'"{name}"')
+    # Clones of the repository have one cache: where they lie changes nothing.
+    return text.replace('"<stdin>"', f'"{name}"').replace(f'"{_ROOT}/', '"')
 
 
 def _entry_points(kernels: Sequence[str]) -> str:
@@ -187,7 +189,8 @@ def _gcc_version() -> str:
 
 
 def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+    placed = "\0".join(parts).replace(f"-I{_ROOT}/", "-I")
+    return hashlib.sha256(placed.encode()).hexdigest()[:24]
 
 
 def _run(command: Sequence[str], text: str | None = None) -> subprocess.CompletedProcess[str]:
