@@ -28,7 +28,7 @@ BITWISE_PRECISIONS = ("fp32", "bf16")
 """Their results are the same to the last bit, whatever else is computed."""
 
 SQL_FILES = ("test_store_", "test_tables_", "test_migrations")
-"""Beginnings of the names of files whose tests are about SQL itself."""
+"""Beginnings of the names of files whose tests are about SQL itself; see the mark one_database."""
 
 SYSTEM_FOLDERS = ("acceptance", "faults", "integration")
 """Their tests wait for processes most of the time."""
@@ -103,8 +103,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     both databases: there it runs each test on one of them. So it does with `any_model`.
     """
     mark_all_but_a_sample(item for item in items if item.get_closest_marker("sampled"))
-    above = [item for item in items if not item.path.name.startswith(SQL_FILES)]
-    mark_all_but_one(above, DATABASE_KINDS)
+    alike = [item for item in items if not item.path.name.startswith(SQL_FILES)]
+    alike += [item for item in items if item.get_closest_marker("one_database")]
+    mark_all_but_one(alike, DATABASE_KINDS)
     mark_all_but_one(items, BITWISE_PRECISIONS, "any_model")
     for item in items:
         if item.get_closest_marker("gpu"):

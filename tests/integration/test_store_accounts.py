@@ -13,6 +13,8 @@ from nightjar.jobs.store.account_tables import api_key
 from nightjar.jobs.store.tables import job
 from tests.jobs import submit_for as submit
 
+pytestmark = pytest.mark.one_database
+
 DAY = timedelta(days=1)
 
 

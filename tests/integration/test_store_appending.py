@@ -16,6 +16,8 @@ from nightjar.jobs.store.common import now
 from nightjar.jobs.store.waiting import WaitsFor
 from tests.outcomes import codes
 
+pytestmark = pytest.mark.one_database
+
 DRAWN = {"prompt": "hello", "max_tokens": 4, "temperature": 0.5}
 
 

@@ -16,6 +16,8 @@ from nightjar.jobs.store.stopping import REQUESTS_PER_STEP
 from tests.jobs import planned
 from tests.outcomes import answers, claim
 
+pytestmark = pytest.mark.one_database
+
 LEADERS = 6
 ROWS = LEADERS * MOST_EQUAL  # all equal
 MOST_ROWS = REQUESTS_PER_STEP + FOLLOWERS_PER_STEP

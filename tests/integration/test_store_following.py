@@ -23,6 +23,8 @@ from nightjar.pipeline.queue.sweeper import Sweeper
 from tests.jobs import Body, submit
 from tests.outcomes import answers, claim, codes, compute
 
+pytestmark = pytest.mark.one_database
+
 GREEDY: Body = {"prompt": "a", "max_tokens": 4, "temperature": 0}
 OTHER: Body = {"prompt": "b", "max_tokens": 4, "temperature": 0}
 CRASH = Crash("the compute process was ended by SIGSEGV", allowed=1)

@@ -18,6 +18,8 @@ from tests.jobs import Body, submit
 from tests.outcomes import claim
 from tests.planned_models import ALPHA, BETA, GAMMA, plan
 
+pytestmark = pytest.mark.one_database
+
 BODY: Body = {"prompt": "a"}
 MODELS = [PlannedModel("alpha", ALPHA, 128), PlannedModel("org/beta", BETA, 64)]
 

@@ -21,6 +21,8 @@ from nightjar.jobs.store.tables import job
 from tests.jobs import submit_for as submit
 from tests.outcomes import claim, compute
 
+pytestmark = pytest.mark.one_database
+
 
 def planned(store: Store, job_id: str, rows: int) -> list[MicroBatchRef]:
     """Micro-batches of one row each."""

@@ -13,6 +13,8 @@ from nightjar.jobs.store.results import Results
 from tests.jobs import planned, submit
 from tests.outcomes import answers, claim, compute
 
+pytestmark = pytest.mark.one_database
+
 
 @pytest.fixture
 def job_id(store: Store) -> str:

@@ -2,6 +2,8 @@
 
 import time
 
+import pytest
+
 from nightjar.jobs.records import (
     CachedAnswer,
     CachedScore,
@@ -14,6 +16,8 @@ from nightjar.jobs.store import Store
 from nightjar.jobs.store.result_cache import MOST_BODY_CHARACTERS
 from tests.jobs import submit
 from tests.outcomes import codes
+
+pytestmark = pytest.mark.one_database
 
 LONG_S = 3_600.0
 

@@ -23,6 +23,8 @@ from nightjar.jobs.workers import Crash
 from tests.jobs import planned, submit
 from tests.outcomes import answers, claim, codes, compute
 
+pytestmark = pytest.mark.one_database
+
 CRASH = Crash("the compute process was ended by SIGSEGV", allowed=1)
 
 

@@ -23,6 +23,8 @@ from nightjar.jobs.store.tables import job as job_table
 from tests.jobs import before_the_next_write, planned, submit
 from tests.outcomes import answers, claim, codes, compute
 
+pytestmark = pytest.mark.one_database
+
 
 def test_a_queued_job_is_cancelled_at_once(store: Store) -> None:
     job_id = submit(store, [{"prompt": "a"}] * 3)

@@ -7,6 +7,8 @@ from nightjar.jobs.records import JsonObject, NewResult
 from nightjar.jobs.store import Store
 from tests.jobs import planned
 
+pytestmark = pytest.mark.one_database
+
 
 def result(request_id: int, body: JsonObject | None = None) -> NewResult:
     return NewResult(request_id, 200, body or {}, None, 5, 7, 8, 1)

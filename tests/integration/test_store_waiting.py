@@ -16,6 +16,8 @@ from nightjar.pipeline.embedded.patience import Patience
 from tests.jobs import planned, submit
 from tests.outcomes import answers, claim, compute
 
+pytestmark = pytest.mark.one_database
+
 BODY: dict[str, object] = {"prompt": "a"}
 
 

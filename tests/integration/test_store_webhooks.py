@@ -29,6 +29,8 @@ from tests.jobs import planned, submit
 from tests.outcomes import claim, compute
 from tests.webhooks import add, finished, of, take
 
+pytestmark = pytest.mark.one_database
+
 
 def test_the_end_of_a_job_is_an_event_with_counts_and_nothing_else(store: Store) -> None:
     webhook = add(store)
