@@ -173,7 +173,7 @@ api_server.application = started
     "start",
     [
         "api_server.serve_uploads(Settings.read(), Path(sys.argv[1]))",
-        "api_server.serve(Settings.read(), '127.0.0.1', 0)",
+        pytest.param("api_server.serve(Settings.read(), '127.0.0.1', 0)", marks=pytest.mark.slow),
     ],
     ids=["uploads", "api"],
 )

@@ -12,29 +12,31 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from nightjar import Client
+from nightjar.jobs.api import create_app
 from nightjar.jobs.lines.batch_lines import BatchReader
 from nightjar.jobs.records import NewRequest, NewResult, RejectedRow
 from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store import Store
 from nightjar.pipeline.front.cli import app
 from nightjar.pipeline.front.task_submit import batch_line
-from tests.api_process import running_api
+from tests.api_process import listening
 from tests.tasks import rendered, write_rows, write_task
 
 SINK = 'parquet = "answers.parquet"'
 
 
 @pytest.fixture(scope="module")
-def api_url(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def api_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """An API, and a thread that answers in the place of a planner and a GPU worker."""
     folder = tmp_path_factory.mktemp("system")
     url = f"sqlite:///{folder / 'nightjar.db'}"
     store, over = Store(url), threading.Event()
     store.migrate()
     answering = threading.Thread(target=answer, args=(store, over))
-    with running_api(url, tiny_model, folder, NIGHTJAR_MODEL_NAME="tiny") as api:
+    served = create_app(store, lambda job_id: None, served_model="tiny")
+    with listening(served) as address:
         answering.start()
-        yield api.url
+        yield address
         over.set()
         answering.join()
     store.close()
