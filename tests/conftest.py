@@ -102,7 +102,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Of what is `sampled`, `make test` runs a few cases. What stands above the store does the same on
     both databases: there it runs each test on one of them. So it does with `any_model`.
     """
-    mark_all_but_a_sample(item for item in items if item.get_closest_marker("sampled"))
+    short = [item for item in items if not item.get_closest_marker("slow")]
+    mark_all_but_a_sample(item for item in short if item.get_closest_marker("sampled"))
     alike = [item for item in items if not item.path.name.startswith(SQL_FILES)]
     alike += [item for item in items if item.get_closest_marker("one_database")]
     mark_all_but_one(alike, DATABASE_KINDS)

@@ -15,6 +15,7 @@ from celery.bin.worker import worker
 
 from nightjar.logs import configure, is_json, name_process
 from nightjar.pipeline.queue.commands import CLOCK_APP, GPU_WORKER_APP, PLANNER_APP
+from nightjar.process import without_collections
 
 PROCESSES = {PLANNER_APP: "planner", GPU_WORKER_APP: "gpu-worker", CLOCK_APP: "beat"}
 COMMANDS = {"beat": beat, "worker": worker}
@@ -28,7 +29,8 @@ def main() -> None:
     if quiet:  # neither Celery's banner nor Python's warnings are JSON
         configure()
         logging.captureWarnings(True)
-    app = import_module(name).app
+    with without_collections():
+        app = import_module(name).app
     context = CLIContext(app=app, no_color=False, workdir=None, quiet=quiet)
     COMMANDS[command].main(args=options, prog_name=f"celery {command}", obj=context)
 

@@ -63,7 +63,9 @@ class Place:
         return upload_sockets(self.api.upload_process()) - 1
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+@pytest.fixture(
+    scope="module", params=[pytest.param("sqlite", marks=pytest.mark.slow), "postgresql"]
+)
 def place(
     request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Place]:
@@ -153,13 +155,9 @@ def test_a_stalled_upload_is_refused_in_time_as_by_one_process(place: Place) -> 
     assert job_ids(place) == before
 
 
-# Over SQLite it takes half a minute of writing; `make test-all` does so.
-@pytest.mark.parametrize(
-    "place", [pytest.param("sqlite", marks=pytest.mark.slow), "postgresql"], indirect=True
-)
 def test_stalled_uploads_take_no_memory_and_keep_nobody_waiting(place: Place) -> None:
     """More of them than have a place: whoever comes next gets one when theirs is taken away."""
-    body = rows(10_000, "x" * 4_000)  # far more than the buffers that every upload may have
+    body = rows(6_000, "x" * 4_000)  # far more than the buffers that every upload may have
     count = UPLOADS_AT_ONCE + 2
     processes = [psutil.Process(place.api.process.pid), place.api.upload_process()]
     with ExitStack() as stack, ThreadPoolExecutor(count) as pool:

@@ -1,9 +1,13 @@
 """What a long-running process asks of Python and of the system; each in a process of its own."""
 
+import gc
 import subprocess
 import sys
+from importlib import import_module
 
-from nightjar.process import QuickSwitching
+import pytest
+
+from nightjar.process import QuickSwitching, without_collections
 
 PROGRAM = """
 import gc
@@ -160,3 +164,12 @@ def test_threads_switch_often_only_while_somebody_waits() -> None:
         assert sys.getswitchinterval() < usual
     finally:
         sys.setswitchinterval(usual)
+
+
+def test_imports_run_without_collections_and_what_follows_with_them():
+    assert gc.isenabled()
+    with without_collections():
+        assert not gc.isenabled()
+    with pytest.raises(ImportError), without_collections():
+        import_module("no_such_module")
+    assert gc.isenabled()

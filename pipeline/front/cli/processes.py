@@ -28,6 +28,7 @@ from nightjar.pipeline.queue.commands import (
     worker_command,
 )
 from nightjar.pipeline.settings import Settings
+from nightjar.process import without_collections
 
 
 def worker(
@@ -99,8 +100,9 @@ def api(
 
     Example: NIGHTJAR_MODEL=models/demo nightjar api --port 8000
     """
-    from nightjar.pipeline.front.api_server import is_loopback, serve
-    from nightjar.pipeline.front.listening import trouble
+    with without_collections():
+        from nightjar.pipeline.front.api_server import is_loopback, serve
+        from nightjar.pipeline.front.listening import trouble
 
     settings = read_settings()
     if not is_loopback(host):
