@@ -79,8 +79,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Stop with one error where only the tests of a GPU are asked for and there is none."""
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # what is garbage by now is little, and to look for it takes a second
     gc.enable()
     option = session.config.option
     if not asks_for_gpu_alone(option.markexpr) or option.collectonly:

@@ -235,6 +235,7 @@ def test_an_unknown_job(client: TestClient) -> None:
         assert response.json()["error"]["code"] == "unknown_job"
 
 
+@pytest.mark.every_database
 @pytest.mark.parametrize("job_id", ["%00", "job_%00", "j" * 65, "%F0%9F%8C%99"])
 def test_an_id_that_no_job_can_have(client: TestClient, job_id: str) -> None:
     calls = [("GET", path) for path in ("", "/results", "/output", "/errors")]

@@ -335,6 +335,7 @@ def test_a_stranger_is_refused_in_openai_s_shape(place: Place, peak_before: int,
     assert peak_bytes(place) - peak_before < MOST_GROWTH
 
 
+@pytest.mark.slow
 def test_what_a_database_is_asked_is_refused_by_postgresql_too(
     tiny_model: Path, tmp_path: Path, postgres_tables: str
 ) -> None:

@@ -258,6 +258,7 @@ time.sleep(1000)
 """
 
 
+@pytest.mark.slow  # test_children.py has it of other processes
 @pytest.mark.skipif(sys.platform != "linux", reason="the system ends a process with its parent")
 def test_ranks_that_stopped_while_they_loaded_end_with_their_worker(
     tiny_model: Path, tmp_path: Path

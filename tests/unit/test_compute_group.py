@@ -146,10 +146,10 @@ def test_a_rank_that_leaves_while_nobody_is_late_speaks_for_itself() -> None:
     ("scripts", "rank"),
     [
         ((IS_AHEAD, WORKS), 1),
-        ((WORKS, IS_AHEAD), 0),
+        pytest.param((WORKS, IS_AHEAD), 0, marks=pytest.mark.slow),
         ((IS_AHEAD, WORKS, IS_AHEAD), 1),
         ((WORKS, AWAITS), 0),
-        ((WORKS, AWAITS, IS_AHEAD), 0),
+        pytest.param((WORKS, AWAITS, IS_AHEAD), 0, marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_that_stands_still_is_late_while_another_waits_for_it(
