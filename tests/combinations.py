@@ -66,7 +66,7 @@ def mark_all_but_one(
             continue
         for name, value in getattr(getattr(item, "callspec", None), "params", {}).items():
             if parameter in (None, name) and isinstance(value, str) and value in kinds:
-                families[family_of(item, name)][value] = item
+                families[family_of(item, value)][value] = item
     for family, cases in families.items():
         if len(cases) == len(kinds):
             kept = kinds[crc32(repr(family).encode()) % len(kinds)]
@@ -74,7 +74,12 @@ def mark_all_but_one(
                 cases[kind].add_marker(pytest.mark.slow)
 
 
-def family_of(item: pytest.Item, name: str) -> tuple[str, ...]:
-    """A test and all its parameters but one."""
-    others = {key: repr(value) for key, value in item.callspec.params.items() if key != name}
-    return (item.nodeid.partition("[")[0], *map("=".join, sorted(others.items())))
+def family_of(item: pytest.Item, kind: str) -> tuple[str, ...]:
+    """A test and what it is given besides the kind, by the names that pytest has for it.
+
+    What is written of a function holds its address, which differs between processes.
+    """
+    parts = item.callspec.id.split("-")
+    if kind in parts:
+        parts.remove(kind)
+    return (item.nodeid.partition("[")[0], *parts)

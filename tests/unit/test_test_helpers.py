@@ -68,6 +68,7 @@ def test_a_test_keeps_one_database_and_tests_keep_different_ones():
         def __init__(self, name, **params):
             super().__init__([], **params)
             self.nodeid, self.added = name, []
+            self.callspec.id = "-".join(map(str, params.values()))
 
         def get_closest_marker(self, name):
             return name == "every_database" and self.nodeid == "kept"
