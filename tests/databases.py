@@ -60,7 +60,8 @@ def fresh_postgres_database(server_url: str) -> Iterator[str]:
     name = new_name()
     with administering(server_url) as admin:
         admin.exec_driver_sql(f'CREATE SCHEMA "{name}"')
-        yield url_of(server_url, name)
+    yield url_of(server_url, name)
+    with administering(server_url) as admin:  # another connection: a test may restart the server
         drop(admin, name)
 
 
