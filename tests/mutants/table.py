@@ -97,6 +97,7 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/batch_work.py": _integration("ingest", "finalize", "announced_batches"),
     "jobs/store/batches.py": _integration("ingest", "api_batches", "batch_keys"),
     "jobs/store/bodies.py": _unit("store_bodies"),
+    "jobs/store/body_rows.py": _store("token_ids", "submission", "retention"),
     "jobs/store/bulk.py": _store("bulk", "submission", "stopping"),
     "jobs/store/common.py": [
         *_store("planning", "waiting", "retrying"),
@@ -149,6 +150,7 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/schema.py": ["tests/migration/test_migrations.py"],
     "jobs/store/segmented.py": _store("segmented"),
     "jobs/store/segments.py": [*_unit("jobs_segments"), *_store("planning")],
+    "jobs/store/token_ids.py": [*_unit("jobs_token_ids"), *_store("token_ids")],
     "jobs/store/share_tables.py": ["tests/migration/test_migrations.py"],
     "jobs/store/shares.py": _FAIR,
     "jobs/store/staged_rows.py": [

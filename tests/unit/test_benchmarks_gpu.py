@@ -199,7 +199,6 @@ def test_an_engines_own_windows_are_watched(lab, monkeypatch):
         engine = lab.engine(lab.half, 1, 12)
         found = Launches(engine, "cuda")
         generate(engine, lab.prompts([4]), 4)
-    assert len(found._host) == 1
     host, span = found.take()
     assert host > 0
     assert span == 0.0
