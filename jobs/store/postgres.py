@@ -22,7 +22,7 @@ from psycopg import errors
 from psycopg.abc import PQGen
 from sqlalchemy import event
 from sqlalchemy.engine import URL, Engine
-from sqlalchemy.exc import DisconnectionError
+from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 Given = TypeVar("Given")
@@ -44,6 +44,10 @@ _MARGIN_S = 10.0  # the server's limit comes first: its error says more
 TRUSTED_S = 1.0
 """So long after it has answered, a connection is used without a look whether it still does."""
 
+_SET_LIMITS = (
+    "SELECT set_config(name, value, false) "
+    "FROM unnest(%s::text[], %s::text[]) AS limits (name, value)"
+)
 _PREPARED_AFTER = 5  # uses of a statement
 _TRUSTED_UNTIL = "nightjar_trusted_until"  # kept with the pooled connection, in monotonic seconds
 
@@ -153,10 +157,12 @@ def limit_on_server(connection: LimitedConnection, limit_s: float) -> None:
         "idle_in_transaction_session_timeout": _IDLE_LIMIT_S,
     }
     connection.limit_s = PROBE_LIMIT_S
-    connection.execute(
-        "SELECT set_config(name, value, false) "
-        "FROM unnest(%s::text[], %s::text[]) AS limits (name, value)",
-        (list(limits), [f"{seconds * 1000:.0f}" for seconds in limits.values()]),
-    )
-    connection.commit()
+    names, values = list(limits), [f"{seconds * 1000:.0f}" for seconds in limits.values()]
+    try:
+        connection.execute(_SET_LIMITS, (names, values))
+        connection.commit()
+    except psycopg.Error as error:  # what SQLAlchemy does not call it does not translate
+        raise DBAPIError.instance(
+            "set_config", None, error, psycopg.Error, hide_parameters=True
+        ) from error
     connection.limit_s = limit_s + _MARGIN_S

@@ -211,6 +211,21 @@ def test_nothing_is_prepared_behind_a_pooler(
         assert prepared.scalar() == 0
 
 
+def test_a_server_that_ends_before_an_upload_is_away(
+    postgres_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection is trusted still, and the limits of an upload are the first to be sent."""
+    monkeypatch.setattr(postgres, "_says_something", lambda connection: False)
+    with postgres_store.database.reading() as connection:
+        pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
+    with closing(
+        psycopg.connect(str(postgres_store.database.url).replace("+psycopg", ""))
+    ) as other:
+        other.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
+    with pytest.raises(StoreUnavailableError), postgres_store.database.uploading():
+        pass
+
+
 def test_a_statement_that_is_too_large_is_no_database_that_is_away(postgres_store: Store) -> None:
     too_large = sa.text("SELECT length(repeat('x', 1100000000))")
     with pytest.raises(StoreError, match="refused a statement") as raised:
