@@ -6,8 +6,8 @@ neither keepalives nor `tcp_user_timeout` notice. So each wait for an answer has
 and the connection is closed after it.
 
 The server prepares statements that are used often: to parse and plan each anew took a quarter of
-its time. It keeps the plan until the next ANALYZE, and by then a table may have grown from nothing
-to a million rows, which a plan for a small table would scan every time. So a connection drops its
+its time. It keeps the plan until the next ANALYZE. By then a table may have grown from nothing to a
+million rows, and a plan for a small table scans all of them. So a connection drops its
 plans every second, and the server makes them again by the tables' sizes. That also shows whether
 the server is still there. Behind a pooler that lends another session to each transaction nothing is
 prepared.
@@ -102,7 +102,6 @@ def set_limits(engine: Engine, *, statements: bool) -> None:
             limit_on_server(connection, STATEMENT_LIMIT_S)
         if _is_direct(connection):
             connection.prepare_threshold = _PREPARED_AFTER
-        record.info[_TRUSTED_UNTIL] = time.monotonic() + TRUSTED_S
 
     if not statements:
         return
@@ -132,7 +131,11 @@ def _look(connection: LimitedConnection, record: ConnectionPoolEntry) -> None:
     Raises:
         DisconnectionError: The connection is lost; the pool then gives another one.
     """
-    if time.monotonic() < record.info[_TRUSTED_UNTIL] and not _says_something(connection):
+    until = record.info.get(_TRUSTED_UNTIL)
+    if until is None:  # a new one: the pool gives up after two that are lost
+        record.info[_TRUSTED_UNTIL] = time.monotonic() + TRUSTED_S
+        return
+    if time.monotonic() < until and not _says_something(connection):
         return
     try:
         connection.execute("DISCARD PLANS", prepare=False)

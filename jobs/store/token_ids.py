@@ -1,9 +1,12 @@
 """The token ids of a micro-batch's requests as compact bytes.
 
-The plan stores them, so that workers do not tokenize again. Little-endian: three uint32 (the width
-of a token id in bytes, the number of requests, the number of segments), the requests' ids as int64,
-each request's number of segments and each segment's length as uint32, then all token ids. A token
-id takes two bytes if all of them are below 2**16, else four.
+The plan stores them, so that workers do not tokenize again. The parts, all little-endian:
+
+1. Three uint32: the bytes of a token id, the number of requests, the number of segments.
+2. Each request's id, as int64.
+3. Each request's number of segments, as uint32.
+4. Each segment's length, as uint32.
+5. All token ids, of two bytes each if all of them are below 2**16, else of four.
 """
 
 import struct
@@ -27,7 +30,6 @@ _OF = sa.select(_row.token_ids).where(_row.micro_batch_id == sa.bindparam("micro
 _DROP = sa.delete(micro_batch_tokens).where(
     _row.micro_batch_id.in_(sa.bindparam("micro_batches", expanding=True))
 )
-_DROP_ONE = sa.delete(micro_batch_tokens).where(_row.micro_batch_id == sa.bindparam("micro_batch"))
 
 
 def pack_token_ids(requests: Mapping[int, Segments]) -> bytes:
@@ -88,14 +90,11 @@ def move_token_ids(
 
 def drop_token_ids(connection: Connection, *micro_batches: int) -> None:
     """Forget the token ids of micro-batches that nobody computes any more."""
-    if len(micro_batches) == 1:
-        connection.execute(_DROP_ONE, {"micro_batch": micro_batches[0]})
-    elif micro_batches:
+    if micro_batches:
         connection.execute(_DROP, {"micro_batches": list(micro_batches)})
 
 
-def _narrowest(segments: Iterable[Sequence[int]]) -> "array[int]":
-    segments = list(segments)
+def _narrowest(segments: Segments) -> "array[int]":
     try:
         return array("H", chain.from_iterable(segments))
     except OverflowError:
