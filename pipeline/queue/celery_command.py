@@ -8,7 +8,9 @@ when a killed worker is started again.
 import logging
 import sys
 from importlib import import_module
+from typing import TextIO
 
+import celery.apps.worker
 from celery.bin.base import CLIContext
 from celery.bin.beat import beat
 from celery.bin.worker import worker
@@ -26,13 +28,18 @@ def main() -> None:
     name, command, *options = sys.argv[1:]
     name_process(PROCESSES.get(name, command))
     quiet = is_json()
-    if quiet:  # neither Celery's banner nor Python's warnings are JSON
+    if quiet:  # neither Celery's banner, its words at a signal nor Python's warnings are JSON
         configure()
         logging.captureWarnings(True)
+        celery.apps.worker.safe_say = _say_nothing
     with without_collections():
         app = import_module(name).app
     context = CLIContext(app=app, no_color=False, workdir=None, quiet=quiet)
     COMMANDS[command].main(args=options, prog_name=f"celery {command}", obj=context)
+
+
+def _say_nothing(message: str, stream: TextIO | None = None) -> None:
+    """Stand in for Celery's `safe_say`, which writes plain text to the log's stream at a signal."""
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def test_no_process_writes_what_is_secret(tmp_path: Path, postgres_url: str, for
         assert all(texts.values()), texts
         assert journey.job_id in texts["gpu-worker"]
         if format_ == "json":
-            lines = "\n".join(texts.values()).splitlines()
+            lines = "".join(texts.values()).splitlines()
             assert {json.loads(line)["process"] for line in lines} >= PROCESSES
 
 
