@@ -15,11 +15,14 @@ from alembic.script import ScriptDirectory
 
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.all_tables import metadata
+from nightjar.jobs.store.bodies import load_body
 from nightjar.jobs.store.database import database_url as usable_url
 from nightjar.jobs.store.database import open_engine
 from nightjar.jobs.store.schema import alembic_config, migrate, revert
 from nightjar.jobs.workers import ComputeSeconds
 from tests.databases import fresh_postgres_database
+from tests.jobs import planned
+from tests.outcomes import answers, claim
 from tests.processes import wait_until
 
 
@@ -245,6 +248,28 @@ def test_taking_suspects_and_deadlines_back_keeps_the_jobs(engine: sa.Engine) ->
         assert connection.execute(sa.text("SELECT job_id FROM micro_batch")).scalars().all() == [
             "kept"
         ]
+
+
+def test_taking_the_tables_of_bodies_back_keeps_what_was_asked(engine: sa.Engine) -> None:
+    """The version before finds bodies where it left them, and plans all that has not ended."""
+    opened = Store(engine.url.render_as_string(hide_password=False))
+    opened.migrate()
+    _, (done, waiting) = planned(opened, 3, each=2)
+    claimed = claim(opened, done)
+    assert opened.leases.finish(done.id, done.epoch, "worker", answers(claimed))
+    opened.close()
+    revert(engine.url, "0031")
+    with engine.connect() as connection:
+        rows = connection.execute(
+            sa.text("SELECT row_index, body, state, micro_batch_id FROM request ORDER BY row_index")
+        ).all()
+        states = connection.execute(sa.text("SELECT id, state FROM micro_batch ORDER BY id")).all()
+    assert [load_body(row.body)["prompt"] for row in rows] == ["a"] * 3
+    assert [(row.state, row.micro_batch_id) for row in rows] == [
+        *[("done", done.id)] * 2,
+        ("queued", None),
+    ]
+    assert states == [(done.id, "done"), (waiting.id, "replanned")]
 
 
 def test_upgrading_again_changes_nothing(store: Store) -> None:
