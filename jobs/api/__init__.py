@@ -87,15 +87,7 @@ def create_app(  # noqa: PLR0913 - the parts of one application
     `guard` says which addresses a webhook may have; by default public ones.
     `observe` is told how long each answer took; `metrics` gives what `GET /metrics` shows.
     """
-    app = FastAPI(
-        title="Nightjar",
-        version=nightjar.__version__,
-        openapi_url=None,  # served below
-        docs_url=None,
-        redoc_url=None,
-        generate_unique_id_function=operation_id,
-        dependencies=[Depends(Ownership(store.jobs))],
-    )
+    app = _app_without_routes(store)
     access = access or Access()
     keys = KeyRing(store.accounts, access)
     gate = PageGate(keys, store.sessions)
@@ -130,6 +122,20 @@ def create_app(  # noqa: PLR0913 - the parts of one application
     _show_documents(app)
     app.state.page = create_page(store, keys, gate, uploads.try_to_wake)
     app.mount("/ui", app.state.page)
+    return app
+
+
+def _app_without_routes(store: Store) -> FastAPI:
+    """An application that answers errors, and gives a caller its own jobs alone."""
+    app = FastAPI(
+        title="Nightjar",
+        version=nightjar.__version__,
+        openapi_url=None,  # see _show_documents
+        docs_url=None,
+        redoc_url=None,
+        generate_unique_id_function=operation_id,
+        dependencies=[Depends(Ownership(store.jobs))],
+    )
     for kind, answer in _ERRORS.items():
         app.add_exception_handler(kind, answer)
     return app
