@@ -97,26 +97,37 @@ class Sweeper:
             beats, messages = self._read()
             report = SweepReport(self._release_dead(beats), self._requeue_lost(messages))
             began = time.monotonic()
+
+            def left_s() -> float:
+                return max(0.0, patience_s - (time.monotonic() - began))
+
             self._store.shares.settle(patience_s)
+            self._expire_jobs()
             self._end_jobs(patience_s)
+            self._purge_calls(left_s())
             self._drop_landings()
-            self._sweep_files(max(0.0, patience_s - (time.monotonic() - began)))
-            self._purge_jobs(max(0.0, patience_s - (time.monotonic() - began)))
+            self._sweep_files(left_s())
+            self._purge_jobs(left_s())
             return report
 
-    def _end_jobs(self, patience_s: float) -> None:
-        began = time.monotonic()
-        expired = self._store.stopping.expire()
-        if expired:
+    def _expire_jobs(self) -> None:
+        """Expire jobs whose time to be computed is over."""
+        if expired := self._store.stopping.expire():
             logger.info(
                 "%d jobs have expired",
                 len(expired),
                 extra={"action": "expire", "jobs": expired},
             )
+
+    def _end_jobs(self, patience_s: float) -> None:
+        """End what waits in stopped jobs, and followers whose leader has ended without them."""
+        began = time.monotonic()
         self._store.stopping.finish(patience_s)
         self._store.orphans.land(max(0.0, patience_s - (time.monotonic() - began)))
-        patience_s -= time.monotonic() - began
-        if purged := self._store.live.purge(self._keep_calls_s, max(0.0, patience_s)):
+
+    def _purge_calls(self, patience_s: float) -> None:
+        """Delete single calls that were made `keep_calls_s` ago."""
+        if purged := self._store.live.purge(self._keep_calls_s, patience_s):
             logger.info("purged %d single calls", purged, extra={"action": "purge_calls"})
 
     def _drop_landings(self) -> None:
