@@ -108,7 +108,7 @@ class Job:
 
 
 class NewRequest(msgspec.Struct, frozen=True):
-    """An accepted batch line; filled by jobs/lines/schemas.py."""
+    """An accepted batch line; filled by jobs/lines/parsing.py."""
 
     index: int  # order among the job's rows, from 0
     line: int  # line of the file, from 1
@@ -118,7 +118,7 @@ class NewRequest(msgspec.Struct, frozen=True):
 
 
 class RejectedRow(msgspec.Struct, frozen=True):
-    """A batch line that never becomes a request; filled by jobs/lines/schemas.py."""
+    """A batch line that never becomes a request; filled by jobs/lines/parsing.py."""
 
     index: int
     line: int

@@ -2,7 +2,7 @@
 
 The GPU worker fills them from a stored body (`gpu_worker/worker/answers.py`), MessagePack carries them
 to the compute process (`gpu_worker/compute/messages.py`), and the engine computes them. Request bodies
-(`jobs/lines/bodies.py`), error hints (`jobs/lines/schemas.py`) and the engine's checks
+(`jobs/lines/bodies.py`), error hints (`jobs/lines/parsing.py`) and the engine's checks
 (`gpu_worker/engine/sampling_checks.py`) take their limits from here.
 
 This module imports no other module of Nightjar and no third-party package, so that every room may

@@ -19,7 +19,7 @@ import pyarrow.dataset as ds
 
 from nightjar.gpu_worker.compute import messages
 from nightjar.gpu_worker.worker.answers import Computed, make_result
-from nightjar.jobs.lines.schemas import validate_body
+from nightjar.jobs.lines.parsing import validate_body
 from nightjar.jobs.records import ClaimedRequest, RequestError, ResultRecord
 from nightjar.jobs.states import RequestKind
 from nightjar.pipeline.tables.keys import Keys

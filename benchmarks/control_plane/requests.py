@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nightjar.checkpoints import ModelDirectory
-from nightjar.jobs.lines.schemas import validate_body
+from nightjar.jobs.lines.parsing import validate_body
 from nightjar.jobs.records import EncodedRequest, MicroBatchRef, NewJob, NewMicroBatch, NewRequest
 from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store import Store

@@ -24,7 +24,7 @@ from nightjar.jobs.api.parameters import (
 )
 from nightjar.jobs.batch_records import Batch, NewBatch
 from nightjar.jobs.lines.body_schemas import describe_nulls
-from nightjar.jobs.lines.schemas import URLS
+from nightjar.jobs.lines.parsing import URLS
 from nightjar.jobs.model_choice import MOST_CHARACTERS
 from nightjar.jobs.records import Job, JsonObject, is_text
 from nightjar.jobs.states import BatchStatus

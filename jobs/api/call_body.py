@@ -12,7 +12,7 @@ from nightjar.jobs.api.body import (
     read_body,
     refuse_compressed,
 )
-from nightjar.jobs.lines.schemas import (
+from nightjar.jobs.lines.parsing import (
     CHAT_URL,
     MAX_LINE_BYTES,
     URLS,

@@ -23,7 +23,7 @@ from nightjar.jobs.api.openai_schemas import Ranking
 from nightjar.jobs.api.request_bodies import body_documented
 from nightjar.jobs.lines.bodies import ChatBody, CompletionBody, RerankBody
 from nightjar.jobs.lines.error_shape import error_payload
-from nightjar.jobs.lines.schemas import CHAT_URL
+from nightjar.jobs.lines.parsing import CHAT_URL
 from nightjar.jobs.records import CallOutcome
 
 # A stream that has no answer yet begins after so long, and then tells as often that it lives. An

@@ -9,7 +9,7 @@ from nightjar.jobs.api.body import (
     read_body,
     refuse_compressed,
 )
-from nightjar.jobs.lines.schemas import BodyError, read_object
+from nightjar.jobs.lines.parsing import BodyError, read_object
 from nightjar.jobs.records import JsonObject
 
 

@@ -9,7 +9,7 @@ import msgspec
 from nightjar.jobs.batch_records import RawResult
 from nightjar.jobs.lines.error_shape import error_payload
 from nightjar.jobs.lines.line_shapes import OutputLine
-from nightjar.jobs.lines.schemas import (
+from nightjar.jobs.lines.parsing import (
     CHAT_URL,
     MAX_LINE_BYTES,
     MAX_REASON,

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from nightjar.jobs.lines.bodies import ChatBody, CompletionBody, RerankBody
-from nightjar.jobs.lines.schemas import CHAT_URL, MAX_CUSTOM_ID, body_error
+from nightjar.jobs.lines.parsing import CHAT_URL, MAX_CUSTOM_ID, body_error
 from nightjar.jobs.records import JsonObject
 from nightjar.pipeline.client.errors import RequestError
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from nightjar.jobs.lines.schemas import CHAT_URL
+from nightjar.jobs.lines.parsing import CHAT_URL
 from nightjar.jobs.records import JsonObject
 from nightjar.pipeline.client.errors import RequestError
 from nightjar.pipeline.client.options import SubmitOptions

@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nightjar.jobs.lines.schemas import MAX_CUSTOM_ID
+from nightjar.jobs.lines.parsing import MAX_CUSTOM_ID
 
 _decode = msgspec.json.Decoder(list).decode
 _encode = msgspec.json.Encoder().encode

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from nightjar.jobs.lines.schemas import BodyError
+from nightjar.jobs.lines.parsing import BodyError
 from nightjar.jobs.records import JsonObject, NewRequest, RejectedRow
 from nightjar.pipeline.tables.keys import BadKeyError, Keys
 from nightjar.pipeline.tables.sources.piece import Fault, Piece, Source

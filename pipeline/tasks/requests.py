@@ -7,7 +7,7 @@ import msgspec
 from pydantic import BaseModel
 
 from nightjar.jobs.lines.bodies import ChatBody, CompletionBody, RerankBody
-from nightjar.jobs.lines.schemas import BodyError, validate_body
+from nightjar.jobs.lines.parsing import BodyError, validate_body
 from nightjar.jobs.records import JsonObject
 from nightjar.jobs.states import RequestKind
 from nightjar.pipeline.tasks.errors import RowFaultError, TaskError

@@ -16,7 +16,7 @@ from jinja2 import meta, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from nightjar.jobs.lines.schemas import MAX_LINE_BYTES
+from nightjar.jobs.lines.parsing import MAX_LINE_BYTES
 from nightjar.pipeline.tasks.errors import RowFaultError, TaskError
 from nightjar.pipeline.tasks.fields import Jinja
 from nightjar.pipeline.tasks.fields import Template as TemplateField

@@ -3,7 +3,7 @@
 import pytest
 from playwright.sync_api import expect
 
-from nightjar.jobs.lines.schemas import validate_body
+from nightjar.jobs.lines.parsing import validate_body
 from nightjar.jobs.purge_records import PurgeScope
 from nightjar.jobs.records import NewJob, NewRequest, NewResult
 from nightjar.jobs.states import RequestKind

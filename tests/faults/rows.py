@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 
-from nightjar.jobs.lines.schemas import validate_body
+from nightjar.jobs.lines.parsing import validate_body
 from nightjar.jobs.records import NewRequest
 from nightjar.jobs.states import RequestKind
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nightjar.jobs.lines.schemas import validate_body
+from nightjar.jobs.lines.parsing import validate_body
 from nightjar.jobs.records import NewJob, NewRequest, ResultRecord
 from nightjar.jobs.states import RequestKind
 from tests.faults.conftest import Note

@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from nightjar.jobs.batch_records import Batch
-from nightjar.jobs.lines.schemas import validate_body
+from nightjar.jobs.lines.parsing import validate_body
 from nightjar.jobs.records import (
     EncodedRequest,
     JobLimits,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nightjar.checkpoints import CheckpointError, ModelDirectory
-from nightjar.jobs.lines.schemas import validate_body
+from nightjar.jobs.lines.parsing import validate_body
 from nightjar.jobs.records import PlannedCall, RequestError
 from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store import Store

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightjar.checkpoints import ModelDirectory
-from nightjar.jobs.lines.schemas import validate_body
+from nightjar.jobs.lines.parsing import validate_body
 from nightjar.jobs.records import JobToPlan, NewJob
 from nightjar.jobs.states import JobState, MicroBatchState, RequestKind, RequestState
 from nightjar.jobs.store import Store

@@ -14,7 +14,7 @@ from nightjar.jobs.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from nightjar.jobs.lines.schemas import MAX_LINE_BYTES
+from nightjar.jobs.lines.parsing import MAX_LINE_BYTES
 from nightjar.jobs.records import JobLimits, JsonObject
 from nightjar.jobs.states import BatchStage, BatchStatus, JobState
 from nightjar.jobs.store import Store, submission

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nightjar.jobs.errors import StoreError, StoreUnavailableError
-from nightjar.jobs.lines.schemas import validate_body
+from nightjar.jobs.lines.parsing import validate_body
 from nightjar.jobs.records import EncodedRequest, NewJob, NewMicroBatch, NewRequest
 from nightjar.jobs.states import JobState, RequestKind
 from nightjar.jobs.store import Store

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nightjar.jobs.lines.schemas import validate_body
+from nightjar.jobs.lines.parsing import validate_body
 from nightjar.jobs.records import NewJob, NewRequest
 from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store import Store

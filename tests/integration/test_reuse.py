@@ -7,7 +7,7 @@ import pytest
 
 from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.errors import StoreUnavailableError
-from nightjar.jobs.lines.schemas import validate_body
+from nightjar.jobs.lines.parsing import validate_body
 from nightjar.jobs.records import ClaimedRequest, EncodedRequest, NewResult, QueuedRequest
 from nightjar.jobs.states import RequestKind, Reuse
 from nightjar.jobs.store import Store

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from nightjar.jobs.accounts import Tenant, TenantLimits
 from nightjar.jobs.append_records import MOST_ROWS, MOST_ROWS_AHEAD
 from nightjar.jobs.errors import AppendPlaceError, LifecycleError, QuotaError, UnknownJobError
-from nightjar.jobs.lines.schemas import validate_body
+from nightjar.jobs.lines.parsing import validate_body
 from nightjar.jobs.records import NewJob, NewRequest, NewResult, RejectedRow
 from nightjar.jobs.states import JobState, RequestKind
 from nightjar.jobs.store import Store, appending, tables

@@ -3,7 +3,7 @@
 import pytest
 import sqlalchemy as sa
 
-from nightjar.jobs.lines.schemas import validate_body
+from nightjar.jobs.lines.parsing import validate_body
 from nightjar.jobs.records import (
     EncodedRequest,
     MicroBatchRef,

@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from nightjar.jobs.errors import QuotaError
-from nightjar.jobs.lines.schemas import validate_body
+from nightjar.jobs.lines.parsing import validate_body
 from nightjar.jobs.records import (
     EncodedRequest,
     MicroBatchRef,

@@ -7,7 +7,7 @@ import pytest
 import sqlalchemy as sa
 
 from nightjar.jobs.errors import StoreUnavailableError
-from nightjar.jobs.lines.schemas import validate_body
+from nightjar.jobs.lines.parsing import validate_body
 from nightjar.jobs.records import NewJob, NewRequest, RejectedRow
 from nightjar.jobs.states import JobState, RequestKind
 from nightjar.jobs.store import Store, segmented, submission

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from nightjar.jobs.accounts import Tenant
 from nightjar.jobs.errors import EmptyJobError, JobError, StoreError, UnusableDatabaseError
-from nightjar.jobs.lines.schemas import validate_body
+from nightjar.jobs.lines.parsing import validate_body
 from nightjar.jobs.records import NewJob, NewRequest, RejectedRow, RequestError
 from nightjar.jobs.states import JobState, RequestKind
 from nightjar.jobs.store import Store

@@ -2,7 +2,7 @@
 
 import sqlalchemy as sa
 
-from nightjar.jobs.lines.schemas import validate_body
+from nightjar.jobs.lines.parsing import validate_body
 from nightjar.jobs.records import (
     EncodedRequest,
     MicroBatchRef,

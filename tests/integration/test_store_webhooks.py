@@ -18,7 +18,7 @@ from nightjar.jobs.events import (
     Subject,
     end_event,
 )
-from nightjar.jobs.lines.schemas import validate_body
+from nightjar.jobs.lines.parsing import validate_body
 from nightjar.jobs.records import NewJob, NewRequest, NewResult, RejectedRow
 from nightjar.jobs.states import JobState, RequestKind
 from nightjar.jobs.store import Store

@@ -16,7 +16,7 @@ from nightjar.gpu_worker.compute import messages
 from nightjar.gpu_worker.engine.requests import FinishReason
 from nightjar.gpu_worker.worker.answers import Computed, make_message, make_result
 from nightjar.jobs.equality import derived_seed
-from nightjar.jobs.lines.schemas import validate_body
+from nightjar.jobs.lines.parsing import validate_body
 from nightjar.jobs.records import ClaimedRequest
 from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store.bodies import load_body

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightjar import Chat, Generate, Rank, RequestError
-from nightjar.jobs.lines.schemas import CHAT_URL, parse_batch_line, validate_body
+from nightjar.jobs.lines.parsing import CHAT_URL, parse_batch_line, validate_body
 from nightjar.jobs.records import NewRequest
 from nightjar.jobs.states import RequestKind
 from nightjar.pipeline.client.connecting import opened

@@ -10,7 +10,7 @@ from nightjar.gpu_worker.engine import SamplingParams
 from nightjar.gpu_worker.engine.errors import RefusedError
 from nightjar.gpu_worker.engine.sampling_checks import check_sampling
 from nightjar.gpu_worker.engine.stopping import StopAutomaton, StopMatcher, end_tokens
-from nightjar.jobs.lines.schemas import validate_body
+from nightjar.jobs.lines.parsing import validate_body
 from nightjar.jobs.states import RequestKind
 from nightjar.requests import MAX_STOP_BYTES, MAX_STOPS, MAX_STOPS_BYTES
 

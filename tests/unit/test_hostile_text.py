@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from nightjar.jobs.lines.schemas import parse_batch_line
+from nightjar.jobs.lines.parsing import parse_batch_line
 from nightjar.jobs.records import NewRequest, RejectedRow
 from nightjar.pipeline.front.cli.console import errors, say
 from nightjar.visible import visible_lines

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nightjar.jobs.lines.schemas import BodyError, validate_body
+from nightjar.jobs.lines.parsing import BodyError, validate_body
 from nightjar.jobs.states import RequestKind
 
 HALF_PAIR = "half \ud800"

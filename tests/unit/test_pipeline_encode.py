@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from nightjar.checkpoints import PROMPT_TOKEN, ChatTemplate, ModelDirectory, Tokenizer
 from nightjar.checkpoints.token_sizes import most_bytes_of_a_token
-from nightjar.jobs.lines.schemas import validate_body
+from nightjar.jobs.lines.parsing import validate_body
 from nightjar.jobs.records import EncodedRequest, QueuedRequest, RequestError
 from nightjar.jobs.states import RequestKind as Kind
 from nightjar.jobs.vector_records import LORA, PromptVector

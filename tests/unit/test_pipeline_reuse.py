@@ -2,7 +2,7 @@
 
 import pytest
 
-from nightjar.jobs.lines.schemas import validate_body
+from nightjar.jobs.lines.parsing import validate_body
 from nightjar.jobs.states import RequestKind
 from nightjar.pipeline.planning.reuse import answer_digest, pair_digests
 

@@ -7,7 +7,7 @@ import pytest
 from nightjar.gpu_worker.engine.errors import RefusedError
 from nightjar.gpu_worker.engine.sampling_checks import check_sampling
 from nightjar.jobs.lines.bodies import CompletionBody, GenerationBody
-from nightjar.jobs.lines.schemas import HINTS, BodyError, validate_body
+from nightjar.jobs.lines.parsing import HINTS, BodyError, validate_body
 from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store.bodies import load_body
 from nightjar.requests import (

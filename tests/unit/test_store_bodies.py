@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightjar.jobs.lines.schemas import BodyError, validate_body
+from nightjar.jobs.lines.parsing import BodyError, validate_body
 from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store.bodies import _GENERATE, _RANK, dump_body, load_body
 from nightjar.jobs.store.json_text import dump_json

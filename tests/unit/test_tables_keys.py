@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightjar.jobs.lines.schemas import MAX_CUSTOM_ID
+from nightjar.jobs.lines.parsing import MAX_CUSTOM_ID
 from nightjar.jobs.records import is_text
 from nightjar.pipeline.tables.keys import BadKeyError, Keys, KeyTypeError
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from nightjar.jobs.lines.batch_lines import LineCutter
-from nightjar.jobs.lines.schemas import MAX_LINE_BYTES, UTF8_MARK
+from nightjar.jobs.lines.parsing import MAX_LINE_BYTES, UTF8_MARK
 from nightjar.pipeline.tables.sources.piece import (
     MOST_BYTES,
     MOST_ROWS,

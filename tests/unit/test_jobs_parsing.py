@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from nightjar.jobs.lines.bodies import ChatBody, CompletionBody, RerankBody
-from nightjar.jobs.lines.schemas import _decode_json, _Line, parse_batch_line, validate_body
+from nightjar.jobs.lines.parsing import _decode_json, _Line, parse_batch_line, validate_body
 from nightjar.jobs.records import NewRequest, RejectedRow
 from nightjar.jobs.states import RequestKind
 
