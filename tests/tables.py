@@ -26,7 +26,7 @@ from nightjar.pipeline.tables.keys import Keys
 from nightjar.pipeline.tables.sinks import batches
 from nightjar.pipeline.tables.sinks.columns import Answers, TaskKind
 from nightjar.pipeline.tables.sinks.config import SinkConfig
-from nightjar.pipeline.tables.sinks.opening import open_sink
+from nightjar.pipeline.tables.sinks.making import make_sink
 from nightjar.pipeline.tables.sinks.sink import Sink, SinkCounts, SinkWriteError
 
 USERS = Keys(pa.schema([("user", pa.string())]))
@@ -112,7 +112,7 @@ def sink(
     """The sink of a `[sink]` table."""
     answers = Answers(kind, many=n > 1)
     checked = SinkConfig.model_validate(config)
-    return open_sink(checked, answers, keys, run=run, environment=environment or {})
+    return make_sink(checked, answers, keys, run=run, environment=environment or {})
 
 
 def ended(opened: Sink, *results: ResultRecord) -> SinkCounts:

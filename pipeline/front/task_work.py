@@ -15,7 +15,7 @@ from nightjar.pipeline.embedded.workdir import (
     were_delivered,
 )
 from nightjar.pipeline.files.formats import UnusableInputError, stop_at_bad_rows
-from nightjar.pipeline.tables.sinks.opening import open_sink
+from nightjar.pipeline.tables.sinks.making import make_sink
 from nightjar.pipeline.tables.sinks.sink import Sink, SinkCounts, SinkError, SinkRefusedError
 from nightjar.pipeline.tables.sources.piece import Source, SourceError, SourceLostError
 from nightjar.pipeline.tasks.errors import TaskError
@@ -202,7 +202,7 @@ class TaskWork:
         renderer = self._opened()[1]
         if self._sink is None:
             raise RuntimeError("the task has a sink, or --out")
-        return open_sink(
+        return make_sink(
             self._sink.config,
             answers_of(self._file.task),
             renderer.keys,

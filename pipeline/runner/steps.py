@@ -34,7 +34,7 @@ from nightjar.pipeline.files.formats import UnusableInputError, stop_at_bad_rows
 from nightjar.pipeline.files.vectors import VectorsError, register_vectors
 from nightjar.pipeline.settings import Settings
 from nightjar.pipeline.tables.keys import Keys
-from nightjar.pipeline.tables.sinks.opening import open_sink
+from nightjar.pipeline.tables.sinks.making import make_sink
 from nightjar.pipeline.tables.sinks.sink import Sink, SinkRefusedError
 from nightjar.pipeline.tables.sources.piece import SourceError, SourceLostError
 from nightjar.pipeline.tasks.errors import TaskError
@@ -242,7 +242,7 @@ class TaskSteps:
         if task.sink is None:
             return None
         placed = placed_sink(task.sink, kept.file.folder, self._environment)
-        return open_sink(
+        return make_sink(
             placed.config,
             answers_of(task),
             Keys(kept.keys),

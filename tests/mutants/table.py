@@ -312,7 +312,7 @@ TESTS: dict[str, list[str]] = {
     "pipeline/tables/sinks/config.py": [*_unit("tables_sink_config"), *_FILE_SINKS],
     "pipeline/tables/sinks/files.py": [*_FILE_SINKS, *_integration("tables_full_disk")],
     "pipeline/tables/sinks/jsonl.py": _FILE_SINKS,
-    "pipeline/tables/sinks/opening.py": [*_FILE_SINKS, *_SQL_SINK],
+    "pipeline/tables/sinks/making.py": [*_FILE_SINKS, *_SQL_SINK],
     "pipeline/tables/sinks/parquet.py": _FILE_SINKS,
     "pipeline/tables/sinks/places.py": [*_FILE_SINKS, *_integration("tables_object_store")],
     "pipeline/tables/sinks/sink.py": _FILE_SINKS,

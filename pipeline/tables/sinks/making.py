@@ -24,7 +24,7 @@ from nightjar.pipeline.tables.sinks.sink import Sink, SinkRefusedError
 from nightjar.pipeline.tables.sinks.sql import SqlSink
 
 
-def open_sink(
+def make_sink(
     config: SinkConfig, answers: Answers, keys: Keys, *, run: str, environment: Mapping[str, str]
 ) -> Sink:
     """The sink that the configuration describes; nothing is opened or changed yet.
