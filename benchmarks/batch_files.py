@@ -9,6 +9,7 @@ makes a batch, polls, and downloads. `Client` submits and polls; the results com
 import time
 from argparse import Namespace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -21,7 +22,6 @@ from benchmarks.harness import DATABASES, Benchmark, Figures, by_turns
 from nightjar.pipeline.client.blocking import Client
 
 POLL_EVERY_S = 0.1
-ASKED = {"ratio": 0.95, "aim": 1.0, "upload_mib": 300}
 _WARM_UP_ROWS = 2_000
 _ENDS = ("completed", "failed", "expired", "cancelled")
 
@@ -29,27 +29,20 @@ Turn = dict[str, float]
 """The seconds of each part of a turn, and of the whole."""
 
 
-class _Clock:
-    """Measures parts that follow each other, and their sum."""
-
-    def __init__(self) -> None:
-        self._began = self._last = time.monotonic()
-        self.parts: Turn = {}
-
-    def note(self, name: str) -> None:
-        """The part of this name has ended."""
-        now = time.monotonic()
-        self.parts |= {name: round(now - self._last, 2), "seconds": round(now - self._began, 2)}
-        self._last = now
+def turn_of(began: float, **ended: float) -> Turn:
+    """A turn whose parts ended at these moments, one after another."""
+    moments = pairwise([began, *ended.values()])
+    parts = {name: round(end - start, 2) for name, (start, end) in zip(ended, moments, strict=True)}
+    return parts | {"seconds": round(max(ended.values()) - began, 2)}
 
 
 def by_batch(url: str, source: Path, out: Path) -> Turn:
     """A batch, with the `openai` client."""
-    clock = _Clock()
+    began = time.monotonic()
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=600.0) as client:
         with source.open("rb") as stream:
             file_id = client.files.create(file=stream, purpose="batch").id
-        clock.note("upload")
+        uploaded = time.monotonic()
         batch_id = client.batches.create(
             input_file_id=file_id, endpoint="/v1/completions", completion_window="24h"
         ).id
@@ -57,30 +50,29 @@ def by_batch(url: str, source: Path, out: Path) -> Turn:
             time.sleep(POLL_EVERY_S)
         if batch.output_file_id is None or batch.error_file_id is not None:
             raise SystemExit(f"the batch ended badly: {batch.to_json()}")
-        clock.note("batch")
+        computed = time.monotonic()
         with client.files.with_streaming_response.content(batch.output_file_id) as answer:
             answer.stream_to_file(out)
-        clock.note("download")
     finalizing = float(batch.completed_at or 0) - float(batch.finalizing_at or 0)
-    return clock.parts | {"finalizing": finalizing}
+    turn = turn_of(began, upload=uploaded, batch=computed, download=time.monotonic())
+    return turn | {"finalizing": finalizing}
 
 
 def by_job(url: str, source: Path, out: Path) -> Turn:
     """A native job, with Nightjar's own client."""
-    clock = _Clock()
+    began = time.monotonic()
     with Client(url) as client:
         job = client.submit(source)
-        clock.note("upload")
+        uploaded = time.monotonic()
         while not job.status().is_over:
             time.sleep(POLL_EVERY_S)
-        clock.note("job")
+        computed = time.monotonic()
     with httpx.stream("GET", f"{url}/v1/jobs/{job.id}/output", timeout=600.0) as answer:
         answer.raise_for_status()
         with out.open("wb") as stream:
             for piece in answer.iter_bytes():
                 stream.write(piece)
-    clock.note("download")
-    return clock.parts
+    return turn_of(began, upload=uploaded, job=computed, download=time.monotonic())
 
 
 WAYS = {"batch": by_batch, "job": by_job}
@@ -151,7 +143,6 @@ BENCHMARK = Benchmark(
     measure,
     DATABASES,
     options=OPTIONS,
-    about={"asked": ASKED},
     stem=lambda args: "upload-memory" if args.upload_mib else "batch-files",
 )
 

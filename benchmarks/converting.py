@@ -6,82 +6,39 @@ are dropped before, so that the disk is read. Converting is the whole command, f
 end.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import subprocess
 import sys
 from argparse import Namespace
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 from benchmarks.harness import DEMO_MODEL, Benchmark, Figures, by_turns, seconds_of
 from nightjar.pipeline.front.cli import app
-
-if TYPE_CHECKING:
-    import torch
 
 ROUNDS = 3
 CONVERT = "import sys; from benchmarks.converting import convert; convert(*sys.argv[1:])"
 
 
-def write_checkpoint(folder: Path, args: Namespace) -> int:
+def write_source(folder: Path, args: Namespace) -> int:
     """Write the shards; returns their bytes."""
-    import torch  # noqa: PLC0415 - the process that converts has none
+    # Not for the process that converts: its memory is a figure.
+    from transformers import GPT2Config, GPT2LMHeadModel  # noqa: PLC0415
 
-    ranks, hidden, tokens, total = args.ranks, args.hidden, args.tokens, 0
-    part = hidden // ranks
+    from tests.megatron_writer import Layout, write_checkpoint  # noqa: PLC0415
 
-    def drawn(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, dtype=torch.float32).half()
-
-    def same(*shape: int) -> torch.Tensor:  # all ranks hold it whole
-        return torch.zeros(shape).half()
-
-    of_a_layer: dict[str, Callable[[], torch.Tensor]] = {
-        "input_layernorm.weight": lambda: same(hidden),
-        "input_layernorm.bias": lambda: same(hidden),
-        "post_attention_layernorm.weight": lambda: same(hidden),
-        "post_attention_layernorm.bias": lambda: same(hidden),
-        "self_attention.query_key_value.weight": lambda: drawn(3 * part, hidden),
-        "self_attention.query_key_value.bias": lambda: drawn(3 * part),
-        "self_attention.dense.weight": lambda: drawn(hidden, part),
-        "self_attention.dense.bias": lambda: same(hidden),
-        "mlp.dense_h_to_4h.weight": lambda: drawn(4 * part, hidden),
-        "mlp.dense_h_to_4h.bias": lambda: drawn(4 * part),
-        "mlp.dense_4h_to_h.weight": lambda: drawn(hidden, 4 * part),
-        "mlp.dense_4h_to_h.bias": lambda: same(hidden),
-    }
-    arguments = Namespace(
-        num_layers=args.layers,
-        hidden_size=hidden,
-        num_attention_heads=hidden // 64,
-        max_position_embeddings=2048,
-        tensor_model_parallel_size=ranks,
-        padded_vocab_size=tokens,
+    config = GPT2Config(
+        vocab_size=args.tokens,
+        n_positions=2048,
+        n_embd=args.hidden,
+        n_layer=args.layers,
+        n_head=args.hidden // 64,
     )
-    for rank in range(ranks):
-        path = folder / "iter_0000001" / f"mp_rank_{rank:02d}" / "model_optim_rng.pt"
-        path.parent.mkdir(parents=True)
-        words = drawn(tokens // ranks, hidden)
-        layers = (
-            (f"layers.{n}.{k}", v()) for n in range(args.layers) for k, v in of_a_layer.items()
-        )
-        encoder = OrderedDict(layers)
-        encoder |= {f"final_layernorm.{kind}": same(hidden) for kind in ("weight", "bias")}
-        embedding = {"word_embeddings": {"weight": words}}
-        embedding["position_embeddings"] = {"weight": same(2048, hidden)}
-        model = {"language_model": {"embedding": embedding, "encoder": encoder}}
-        about = {"args": arguments, "iteration": 1, "checkpoint_version": 3.0}
-        torch.save(about | {"model": model}, path)
-        total += path.stat().st_size
-    (folder / "latest_checkpointed_iteration.txt").write_text("1")
-    return total
+    write_checkpoint(GPT2LMHeadModel(config).half(), folder, Layout(tp=args.ranks))
+    return sum(path.stat().st_size for path in folder.rglob("*.pt"))
 
 
 def forget(*files: Path) -> None:
@@ -118,7 +75,7 @@ def convert(source: str, target: str) -> None:
 def measure(args: Namespace, folder: Path) -> Figures:
     """Both by turns."""
     source, target = folder / "source", folder / "target"
-    size = write_checkpoint(source, args)
+    size = write_source(source, args)
     memory: list[dict[str, float]] = []
 
     def run_convert() -> None:

@@ -10,6 +10,7 @@ phases compute less, so the windows of a phase are fewer and its shares rougher.
 import time
 from argparse import Namespace
 from collections import Counter
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import sqlalchemy as sa
 
 from benchmarks.control_plane.requests import submit
 from benchmarks.control_plane.services import deployment, wait_until
-from benchmarks.harness import DATABASES, Benchmark, Figures
+from benchmarks.harness import Benchmark, Figures
 from nightjar.jobs.states import MicroBatchState
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.account_tables import tenant as tenant_table
@@ -65,14 +66,14 @@ def shares(store: Store, seconds: float) -> Figures:
 
 
 def measure(args: Namespace, folder: Path) -> Figures:
-    with deployment(args.database, folder, args.model, **SETTINGS) as running:
-        store = Store(running.database.url)
-        now = datetime.now(UTC)
-        rows = [{"name": n, "weight": weight, "created_at": now} for n, weight in WEIGHTS.items()]
-        store.database.write(lambda connection: connection.execute(sa.insert(tenant_table), rows))
-        found = phases(store, args.seconds)
-        store.close()
-    return {"phases": found}
+    now = datetime.now(UTC)
+    tenants = [{"name": n, "weight": weight, "created_at": now} for n, weight in WEIGHTS.items()]
+    with (
+        deployment("sqlite", folder, args.model, **SETTINGS) as running,
+        closing(Store(running.database.url)) as store,
+    ):
+        store.database.write(lambda one: one.execute(sa.insert(tenant_table), tenants))
+        return {"phases": phases(store, args.seconds)}
 
 
 def phases(store: Store, seconds: float) -> Figures:
@@ -98,10 +99,7 @@ def phases(store: Store, seconds: float) -> Figures:
     return found
 
 
-OPTIONS = {
-    "--seconds": (60.0, "of the longest phase"),
-    "--database": ("sqlite", "that is used", DATABASES),
-}
+OPTIONS = {"--seconds": (60.0, "of the longest phase")}
 BENCHMARK = Benchmark("fair_shares", __doc__, measure, options=OPTIONS, about={"weights": WEIGHTS})
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ process lacks them, as a GPU worker does it.
 import hashlib
 import random
 from argparse import Namespace
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -56,40 +57,32 @@ def compute(launcher: Launcher, store: Store, prompts: list[list[int]], keys: li
         raise RuntimeError(failed[0].message)
 
 
-def measured(
-    launcher: Launcher, store: Store, keys: list[str], vocab_size: int, rounds: int
-) -> Figures:
-    """Both kinds of micro-batch in turn; the first of each is not counted."""
-    drawn, places = random.Random(0), list(range(vocab_size, vocab_size + VECTORS))
-
-    def seconds(kind: str) -> float:
-        start = places if kind == "tuned" else []
-        length = PROMPT - len(start)
-        texts = [start + drawn.sample(range(100, vocab_size), length) for _ in range(TOGETHER)]
-        named = drawn.sample(keys, TOGETHER) if kind == "tuned" else []
-        return seconds_of(partial(compute, launcher, store, texts, named))
-
-    ways = {kind: partial(seconds, kind) for kind in ("plain", "tuned")}
-    medians = {kind: median(took) for kind, took in by_turns(ways, rounds, warm=1).items()}
-    tokens = TOGETHER * (PROMPT + ANSWER)
-    rates = {f"{kind}_tokens_per_s": tokens / seconds for kind, seconds in medians.items()}
-    return rates | {"tuned_to_plain": medians["plain"] / medians["tuned"]}
-
-
 def measure(args: Namespace, folder: Path) -> Figures:
-    """With the demo model on the CPU."""
-    model = ModelDirectory.open(args.model)
-    store = Store(f"sqlite:///{folder.resolve()}/vectors.db")
-    store.migrate()
-    keys = registered(store, model.config.hidden_size)
-    launcher = Launcher(ComputeConfig(args.model, dtype="fp32"), on_failure=print)
-    try:
+    """Both kinds of micro-batch in turn, with the demo model on the CPU; the first of each is not
+    counted."""
+    config = ModelDirectory.open(args.model).config
+    drawn, vocab_size = random.Random(0), config.vocab_size
+    places = list(range(vocab_size, vocab_size + VECTORS))
+    with (
+        closing(Store(f"sqlite:///{folder.resolve()}/vectors.db")) as store,
+        closing(Launcher(ComputeConfig(args.model, dtype="fp32"), on_failure=print)) as launcher,
+    ):
+        store.migrate()
+        keys = registered(store, config.hidden_size)
         launcher.wait_ready()
-        found = measured(launcher, store, keys, model.config.vocab_size, args.rounds)
-    finally:
-        launcher.close()
-        store.close()
-    return SIZES | {"rounds": args.rounds} | found
+
+        def seconds(start: list[int], together: int) -> float:
+            length = PROMPT - len(start)
+            texts = [start + drawn.sample(range(100, vocab_size), length) for _ in range(TOGETHER)]
+            named = drawn.sample(keys, together)
+            return seconds_of(partial(compute, launcher, store, texts, named))
+
+        ways = {"plain": partial(seconds, [], 0), "tuned": partial(seconds, places, TOGETHER)}
+        turns = by_turns(ways, args.rounds, warm=1)
+    plain, tuned = (median(turns[kind]) for kind in ways)
+    tokens = TOGETHER * (PROMPT + ANSWER)
+    rates = {"plain_tokens_per_s": tokens / plain, "tuned_tokens_per_s": tokens / tuned}
+    return SIZES | {"rounds": args.rounds} | rates | {"tuned_to_plain": plain / tuned}
 
 
 OPTIONS = {"--rounds": (24, "each has a micro-batch of both kinds")}

@@ -6,12 +6,12 @@ purges the large job. Both are on one machine. The figures are of `claim`, `fini
 `dispatchable`, each a call of the store.
 """
 
-import multiprocessing
 import time
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 
 from benchmarks.control_plane.requests import plan, submit
@@ -34,8 +34,10 @@ MODEL = "f" * 64
 
 def measure(args: Namespace, folder: Path) -> Figures:
     """The delays of a worker's calls, without a purge and beside one."""
-    with fresh_database(args.way, folder) as database:
-        store = Store(database.url)
+    with (
+        fresh_database(args.way, folder) as database,
+        closing(Store(database.url)) as store,
+    ):
         store.migrate()
         large = finished_job(store, args.rows, days=30)
         if not store.database.is_sqlite:
@@ -48,7 +50,6 @@ def measure(args: Namespace, folder: Path) -> Figures:
         with sweeping(database.url, keep_days=7.0):
             beside = calls_until(store, lambda: is_purged(store, large))
         purge_s = round(time.monotonic() - began, 1)
-        store.close()
     return {"rows": args.rows, "purge_s": purge_s, "alone": alone, "beside_purge": beside}
 
 
@@ -101,15 +102,9 @@ def timed(seconds: list[float]) -> Iterator[None]:
 @contextmanager
 def sweeping(url: str, keep_days: float | None) -> Iterator[None]:
     """A process that sweeps as the planner does."""
-    process = multiprocessing.get_context("spawn").Process(
-        target=_sweep, args=(url, keep_days), daemon=True
-    )
-    process.start()
-    try:
+    with get_context("spawn").Pool(1) as pool:  # which ends its process with the block
+        pool.apply_async(_sweep, (url, keep_days), error_callback=print)
         yield
-    finally:
-        process.terminate()
-        process.join()
 
 
 def _sweep(url: str, keep_days: float | None) -> None:

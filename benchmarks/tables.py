@@ -19,7 +19,6 @@ from benchmarks.control_plane.watch import nightjar_run
 from benchmarks.harness import Benchmark, Figures
 from nightjar.jobs.store.database import database_url as with_driver
 
-ASKED = {"parquet_rows_per_s": 3_000, "postgresql_rows_per_s": 2_000, "peak_mib": 300, "nights": 20}
 _CHANGED_EACH = 100
 _ROW_GROUP = 50_000
 _TASK = """
@@ -122,12 +121,7 @@ OPTIONS = {
     "--ways": (["parquet", "postgresql"], "in order", WAYS),
 }
 BENCHMARK = Benchmark(
-    "tables",
-    __doc__,
-    lambda args, folder: WAYS[args.way](args, folder),
-    ways=tuple(WAYS),
-    options=OPTIONS,
-    about={"asked": ASKED},
+    "tables", __doc__, lambda args, folder: WAYS[args.way](args, folder), tuple(WAYS), OPTIONS
 )
 
 if __name__ == "__main__":

@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from benchmarks.control_plane.requests import batch_line, body, plan, submit, write_jobs
-from benchmarks.control_plane.services import Deployment, wait_until
+from benchmarks.control_plane.services import Deployment
 from nightjar.jobs.store import Store
 from nightjar.jobs.workers import ComputeSeconds
 from nightjar.pipeline.client.blocking import Client
@@ -22,10 +23,8 @@ _LONG_ROW_BYTES = 4 << 20  # the longest line that is taken, less what is around
 def measure(running: Deployment, folder: Path, model: Path, rows: int) -> dict[str, Any]:
     """Two bulk jobs of so many rows; beside them a one-row job of priority 9 and a dead worker."""
     files = write_jobs(folder, model, BULK_JOBS * rows, rows)
-    store = Store(running.database.url)
-    try:
-        with Client(running.api_url) as client:
-            bulk = [client.submit(path).id for path in files]
+    with closing(Store(running.database.url)) as store, Client(running.api_url) as client:
+        bulk = [client.submit(path) for path in files]
         victim = _leave_a_dead_workers_lease(store)
         urgent = _submit_urgent(store)
         awaited: dict[str, Callable[[], bool]] = {
@@ -34,12 +33,10 @@ def measure(running: Deployment, folder: Path, model: Path, rows: int) -> dict[s
             "dead_workers_work_done_again_s": lambda: store.jobs.get(victim).is_over,
         }
         seconds = _seconds_until(awaited)
-        over = [store.jobs.get(job_id).is_over for job_id in bulk]
-        for job_id in bulk:
-            store.stopping.cancel(job_id)
-    finally:
-        store.close()
-    jobs = {"bulk_jobs": BULK_JOBS, "bulk_rows_each": rows, "bulk_jobs_over_by_then": sum(over)}
+        over = sum(job.status().is_over for job in bulk)
+        for job in bulk:
+            job.cancel()
+    jobs = {"bulk_jobs": BULK_JOBS, "bulk_rows_each": rows, "bulk_jobs_over_by_then": over}
     return jobs | seconds
 
 
@@ -51,9 +48,7 @@ def measure_long_rows(running: Deployment, folder: Path, rows: int) -> dict[str,
         for index in range(rows):
             stream.write(batch_line(f"row-{index}", "/v1/completions", body(f"{index} {text}", 4)))
     with Client(running.api_url) as client, running.watch(every_s=_EVERY_S) as watch:
-        job = client.submit(path)
-        wait_until(lambda: job.status().is_over, _PATIENCE_S, _EVERY_S)
-        refused = job.status().counts.failed
+        refused = client.submit(path).wait(_PATIENCE_S).counts.failed
     return {
         "rows": rows,
         "row_bytes": _LONG_ROW_BYTES,

@@ -9,7 +9,7 @@ from celery import Celery
 
 app = Celery(
     "plain",
-    broker=os.environ.get("PLAIN_BROKER", "redis://127.0.0.1:6379/0"),
+    broker=os.environ.get("NIGHTJAR_BROKER_URL", "redis://127.0.0.1:6379/0"),
     backend=os.environ.get("PLAIN_BACKEND", "db+sqlite:///plain.db"),
 )
 app.conf.update(

@@ -21,18 +21,13 @@ _PATIENCE_S = 300.0
 def measure(database: Database, model: Path, logs: Path, requests: int) -> dict[str, Any]:
     """Send a task for each request; the time ends with the last result in SQL."""
     backend = with_driver(database.url).render_as_string(hide_password=False)
-    own = {"PLAIN_BACKEND": f"db+{backend}", "PLAIN_MODEL": str(model.resolve())}
+    environment = {"PLAIN_BACKEND": f"db+{backend}", "PLAIN_MODEL": str(model.resolve())}
     command = [sys.executable, "-m", "celery", "-A", "benchmarks.control_plane.celery_app"]
     command += ["worker", f"--concurrency={PROCESSES}", "--loglevel=WARNING"]
     command += ["--without-gossip", "--without-mingle"]
-
-    def environment(broker_url: str) -> dict[str, str]:
-        own["PLAIN_BROKER"] = broker_url
-        return own
-
     with run_services({"worker": command}, environment, database, logs) as running:
         # Of its own for each database: an application keeps its connections.
-        app = Celery("plain", broker=own["PLAIN_BROKER"], backend=own["PLAIN_BACKEND"])
+        app = Celery("plain", broker=running.broker_url, backend=f"db+{backend}")
         engine = sa.create_engine(backend)
         try:
             return _run(app, engine, running, list(prompts(model, requests)))

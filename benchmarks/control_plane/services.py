@@ -1,24 +1,21 @@
 """What a benchmark runs on: an empty database, a broker, and the processes of a deployment."""
 
 import os
-import secrets
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import httpx
 import psutil
 import redis
 
-import nightjar
-from benchmarks.control_plane.requests import batch_line
 from benchmarks.control_plane.watch import EVERY_S, Watch, families_of
+from benchmarks.harness import ROOT
 from nightjar.jobs.store import Store
 from nightjar.pipeline.client.blocking import Client
 from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
@@ -49,6 +46,7 @@ class Deployment:
     services: dict[str, Service]
     database: Database
     broker: redis.Redis
+    broker_url: str
     api_url: str
 
     def processes(self) -> dict[str, psutil.Process]:
@@ -97,19 +95,20 @@ def fresh_database(kind: str, folder: Path) -> Iterator[Database]:
 @contextmanager
 def run_services(
     commands: Mapping[str, list[str]],
-    environment: Callable[[str], dict[str, str]],
+    environment: Mapping[str, str],
     database: Database,
     logs: Path,
     api_url: str = "",
 ) -> Iterator[Deployment]:
     """A broker, then what the commands start by name; all have ended when the block has.
 
-    environment: given the broker's URL, that of every process.
+    environment: of every process, beside NIGHTJAR_BROKER_URL.
     """
     logs.mkdir(parents=True, exist_ok=True)
     private = private_directory()
-    variables = {"PYTHONPATH": str(Path(nightjar.__file__).parents[1])}
-    variables = os.environ | environment(broker_url(private)) | variables
+    url = broker_url(private)
+    variables = {"NIGHTJAR_BROKER_URL": url, "PYTHONPATH": str(ROOT)}
+    variables = os.environ | environment | variables
     broker = redis.Redis(unix_socket_path=str(private / "broker.sock"))
     started: dict[str, Service] = {}
     try:
@@ -119,7 +118,7 @@ def run_services(
             service.start()
             if name == "broker":
                 wait_for_broker(private, service)
-        yield Deployment(started, database, broker, api_url)
+        yield Deployment(started, database, broker, url, api_url)
     finally:
         for service in reversed(started.values()):
             service.stop(_GRACE_S)
@@ -134,8 +133,9 @@ def deployment(kind: str, folder: Path, model: Path, **settings: object) -> Iter
     settings: by the names of their variables without NIGHTJAR_, in small letters.
     """
     port = free_port()
-    given = {"model": model.resolve(), "engine": "fake"} | settings
-    known = Settings.read(model=model.resolve(), engine="fake")
+    url = f"http://127.0.0.1:{port}"
+    given = {"model": model.resolve(), "engine": "fake"}
+    known = Settings.read(**given)
     commands = {
         "gpu-worker": worker_command(WorkerRole.COMPUTE, known),
         "planner": worker_command(WorkerRole.PLAN, known),
@@ -143,35 +143,14 @@ def deployment(kind: str, folder: Path, model: Path, **settings: object) -> Iter
         "api": [sys.executable, "-m", "nightjar", "api", f"--port={port}"],
     }
     with fresh_database(kind, folder) as database:
-        store = Store(database.url)
-        store.migrate()
-        store.close()
-
-        def environment(broker_url: str) -> dict[str, str]:
-            own = {"database_url": database.url, "broker_url": broker_url} | given
-            return {f"NIGHTJAR_{name.upper()}": str(value) for name, value in own.items()}
-
-        url = f"http://127.0.0.1:{port}"
-        with run_services(commands, environment, database, folder / "logs", url) as running:
-            _wait_ready(running)
+        with closing(Store(database.url)) as store:
+            store.migrate()
+        given |= {"database_url": database.url} | settings
+        variables = {f"NIGHTJAR_{name.upper()}": str(value) for name, value in given.items()}
+        with run_services(commands, variables, database, folder / "logs", url) as running:
+            with Client(url) as client:  # which tries again until the API is there
+                client.submit([{"prompt": "a"}]).wait(_START_S)
             yield running
-
-
-def _wait_ready(running: Deployment) -> None:
-    """Until the API answers and a first request has gone all the way."""
-
-    def is_up() -> bool:
-        try:
-            return httpx.get(f"{running.api_url}/health").is_success
-        except httpx.HTTPError:
-            return False
-
-    wait_until(is_up, _START_S)
-    line = batch_line(secrets.token_hex(4), "/v1/completions", {"prompt": "a"})
-    answer = httpx.post(f"{running.api_url}/v1/jobs", content=line, timeout=_START_S)
-    job_id = answer.raise_for_status().json()["id"]
-    with Client(running.api_url) as client:
-        wait_until(lambda: client.job(job_id).status().is_over, _START_S)
 
 
 def wait_until(
