@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import torch
 
 from . import own
 from .contest import COMPARED, EVERYONES, OURS, Contest, say
@@ -50,23 +51,12 @@ OPTIONS = {
 }
 
 
-def parse(given: Sequence[str] | None) -> Namespace:
-    """What to compare."""
-
-    def refuse(args: Namespace) -> str | None:
-        if args.rounds < 1 or args.budget_s <= 0 or not 0 < args.scale <= 1:
-            return "--rounds from 1, --budget-s above 0, --scale above 0 and at most 1"
-        return None
-
-    return arguments("compare", __doc__, OPTIONS, given, refuse)
-
-
 def reference_texts(model: Path, threads: int, asked: list[Generation]) -> list[Generated]:
     """Greedy texts of the reference system, without stops."""
     runner = Runner(TRANSFORMERS, "fp32", threads, LOGS / "reference.log")
     try:
         runner.load(model)
-        return runner.run(Workload("reference", "generate", asked)).outcome.generated
+        return runner.run(Workload("reference", asked)).outcome.generated
     finally:
         runner.close()
 
@@ -99,7 +89,7 @@ def compare_on(name: str, options: Namespace, keep: Callable[[Figures], None]) -
             "rounds_done": contest.rounds_done,
             "ratios_of": ratios(records, COMPARED),
             "ratios_by_token": ratios(records, COMPARED, by_token=True),
-            "engine": own.figures(records, workloads, model, options.threads),
+            "engine": own.figures(records, workloads, model),
             "systems": {r.label: record_figures(r, reference, workloads) for r in records},
         }
 
@@ -121,7 +111,8 @@ def add_to(path: Path, name: str, run: Figures, started: float, model: Figures) 
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    options = parse(given)
+    options = arguments("compare", __doc__, OPTIONS, given)
+    torch.set_num_threads(options.threads)  # own.figures computes in this process
     # The stopped runners must not outlive this process.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     about = begun("compare", given)

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -16,14 +17,28 @@ _PAIRS = ("mixed_lengths", "even_lengths", "short_answers", "full_answers")
 OURS = (*_PAIRS, "prefill_only", "decode_from", "decode_to")
 """Workloads of our engine alone."""
 
-PROBE = {"generate": 8, "rank": 4, "first_token": 3}
-"""Units that tell how much fits into the budget; they warm the system up as well."""
-LEAST = {"generate": 48, "rank": 48, "first_token": 12}
-"""Units that a peer runs at least: a smaller part would not fill its batches."""
-LEAST_OF = {"rank_long": 16}
-"""The same for a workload where every document costs a peer 530 tokens: one batch of its."""
-SHARE = {"generate": 3}
-"""Budgets that a workload gets, where it is not one."""
+
+@dataclass(frozen=True)
+class Part:
+    """How much of a workload a peer runs.
+
+    probe: units that tell how much fits into the budget; they warm the system up as well.
+    least: units that it runs at least: a smaller part would not fill its batches.
+    budgets: how many it gets.
+    """
+
+    probe: int
+    least: int
+    budgets: int = 1
+
+
+PARTS = {
+    "generate": Part(8, 48, budgets=3),
+    "first_token": Part(3, 12),
+    "rank_long": Part(4, 16),  # where every document costs a peer 530 tokens
+}
+TEXTS, RANKINGS = Part(8, 48), Part(4, 48)
+"""Of the workloads that are not in PARTS."""
 WHOLE = 3
 """Budgets that a peer may take to end with a whole ranking: one that computes a query once for all
 of its documents would else be timed on a query for a few of them."""
@@ -145,7 +160,7 @@ class Contest:
         record.peak_mib = ran.peak_mib
         record.outcomes[workload.name] = ran.outcome
         measured.tokens = sum(text.tokens for text in ran.outcome.generated)
-        if workload.kind == "first_token":
+        if workload.name == "first_token":
             record.first_token.append(first_token(ran.outcome.seconds_each))
         say(
             f"{workload.name}: {record.label}: {measured.units} of {measured.of} in "
@@ -154,14 +169,13 @@ class Contest:
 
     def _units(self, record: SystemRecord, runner: Runner, workload: Workload) -> int:
         """How much of a workload this system runs: ours all, a peer what fits the budget."""
-        probe = PROBE[workload.kind]
-        runner.run(workload.head(probe))  # the first time compiles, allocates, packs
+        part = PARTS.get(workload.name, RANKINGS if workload.rankings else TEXTS)
+        runner.run(workload.head(part.probe))  # the first time compiles, allocates, packs
         if record.ours:
             return workload.units
-        seconds = runner.run(workload.head(probe)).seconds
-        budget_s = self._budget_s * SHARE.get(workload.name, 1)
-        fits = int(probe * budget_s / seconds)
-        least = LEAST_OF.get(workload.name, LEAST[workload.kind])
-        units = min(workload.units, max(least, fits - fits % probe))
+        seconds_each = runner.run(workload.head(part.probe)).seconds / part.probe
+        budget_s = self._budget_s * part.budgets
+        fits = int(budget_s / seconds_each)
+        units = min(workload.units, max(part.least, fits - fits % part.probe))
         whole = workload.whole(units)
-        return whole if whole * seconds <= WHOLE * budget_s * probe else units
+        return whole if whole * seconds_each <= WHOLE * budget_s else units

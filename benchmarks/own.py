@@ -32,7 +32,6 @@ KV_BUDGET_MIB = 1024
 PREFILL_ROWS = 512
 PREFILL_LENGTH = 128
 """Tokens of each of the prefill's sequences."""
-
 REPEATS = 7
 BLOCK_SIZE = 32
 
@@ -41,7 +40,7 @@ Attention = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 
 
 def figures(
-    records: Sequence[SystemRecord], workloads: dict[str, Workload], model: Path, threads: int
+    records: Sequence[SystemRecord], workloads: dict[str, Workload], model: Path
 ) -> Figures:
     """By precision: what the goals of docs/performance.md ask of the engine itself."""
     found: Figures = {}
@@ -55,7 +54,7 @@ def figures(
         if record.first_token:
             own["first_token"] = median_first_token(record.first_token)
         if {"prefill_only", "decode_from", "decode_to"} <= took.keys():
-            own |= bare_share(record.precision, took, workloads, model, threads)
+            own |= bare_share(record.precision, took, workloads, model)
     return found
 
 
@@ -74,73 +73,62 @@ def memory(record: SystemRecord, model: Path) -> Figures:
 
 
 def bare_share(
-    precision: str,
-    seconds: dict[str, float],
-    workloads: dict[str, Workload],
-    model: Path,
-    threads: int,
+    precision: str, seconds: dict[str, float], workloads: dict[str, Workload], model: Path
 ) -> Figures:
     """Prefill and decode as shares of what the bare forward does, measured in the same run."""
-    prompts = workloads["prefill_only"].generations
-    prefill = sum(len(g.token_ids) for g in prompts) / seconds["prefill_only"]
+    tokens = sum(len(one.token_ids) for one in workloads["prefill_only"].generations)
     rows = workloads["decode_to"].generations
     steps = rows[0].max_tokens - workloads["decode_from"].generations[0].max_tokens
-    decode = len(rows) * steps / (seconds["decode_to"] - seconds["decode_from"])
     context = len(rows[0].token_ids) + rows[0].max_tokens // 2
-    bare_prefill = prefill_rate(model, precision, threads)
-    bare_decode = decode_rate(model, precision, threads, len(rows), context)
+    rates = {
+        "prefill": tokens / seconds["prefill_only"],
+        "decode": len(rows) * steps / (seconds["decode_to"] - seconds["decode_from"]),
+    }
+    bare = {
+        "prefill": prefill_rate(model, precision),
+        "decode": decode_rate(model, precision, len(rows), context),
+    }
     return {
-        "prefill_tokens_per_s": round(prefill, 1),
-        "decode_tokens_per_s": round(decode, 1),
-        "bare_prefill_tokens_per_s": round(bare_prefill, 1),
-        "bare_decode_tokens_per_s": round(bare_decode, 1),
-        "prefill_share": round(prefill / bare_prefill, 3),
-        "decode_share": round(decode / bare_decode, 3),
+        **{f"{name}_tokens_per_s": round(rate, 1) for name, rate in rates.items()},
+        **{f"bare_{name}_tokens_per_s": round(rate, 1) for name, rate in bare.items()},
+        **{f"{name}_share": round(rate / bare[name], 3) for name, rate in rates.items()},
     }
 
 
 @cache  # the result is written again and again
-def prefill_rate(model_directory: Path, dtype: str, threads: int) -> float:
+def prefill_rate(model_directory: Path, dtype: str) -> float:
     """Prompt tokens/s: PREFILL_ROWS packed rows a step, the best of REPEATS steps.
 
     Past the last attention only each sequence's last row is computed, as in the engine.
     """
-    model, batch = _model(model_directory, dtype), PREFILL_ROWS // PREFILL_LENGTH
-    last_rows = torch.arange(1, batch + 1) * PREFILL_LENGTH - 1
+    batch = PREFILL_ROWS // PREFILL_LENGTH
     chunks = [Chunk(table, 0, PREFILL_LENGTH) for table in _tables(batch, PREFILL_LENGTH)]
     layout = ChunkLayout.build(chunks, BLOCK_SIZE)
 
     def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         return prefill_attention(q, keys, values, layout, scale)
 
-    cached = _cache(model, batch, PREFILL_LENGTH)
-    return PREFILL_ROWS / _best_s(model, PREFILL_ROWS, attend, cached, last_rows, threads)
+    last_rows = torch.arange(1, batch + 1) * PREFILL_LENGTH - 1
+    model = _model(model_directory, dtype)
+    return PREFILL_ROWS / _best_s(model, PREFILL_ROWS, attend, PREFILL_LENGTH, last_rows)
 
 
 @cache
-def decode_rate(model_directory: Path, dtype: str, threads: int, batch: int, context: int) -> float:
+def decode_rate(model_directory: Path, dtype: str, batch: int, context: int) -> float:
     """Generated tokens/s: one row for each of `batch` sequences that attend to `context` keys."""
-    model = _model(model_directory, dtype)
     layout = PagedLayout.build(_tables(batch, context), [context] * batch, BLOCK_SIZE)
 
     def attend(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         return decode_attention(q, keys, values, layout, scale)
 
-    cached = _cache(model, batch, context)
-    return batch / _best_s(model, batch, attend, cached, torch.arange(batch), threads)
+    model = _model(model_directory, dtype)
+    return batch / _best_s(model, batch, attend, context, torch.arange(batch))
 
 
 def _tables(batch: int, context: int) -> list[list[int]]:
     """Each sequence's blocks in turn."""
     each = -(-context // BLOCK_SIZE)
     return [list(range(i * each, (i + 1) * each)) for i in range(batch)]
-
-
-def _cache(model: Decoder, batch: int, context: int) -> Tensor:
-    """Random keys and values [layers, 2, blocks, Hkv, S, D]."""
-    config, blocks = model.config, batch * -(-context // BLOCK_SIZE)
-    shape = (config.n_layers, 2, blocks, config.n_kv_heads, BLOCK_SIZE, config.head_size)
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(model.cache_dtype)
 
 
 @lru_cache(maxsize=1)
@@ -150,17 +138,18 @@ def _model(model_directory: Path, dtype: str) -> Decoder:
 
 @torch.inference_mode()
 def _best_s(
-    model: Decoder,
-    rows: int,
-    attention: Attention,
-    cached: Tensor,
-    output_rows: Tensor,
-    threads: int,
+    model: Decoder, rows: int, attention: Attention, context: int, output_rows: Tensor
 ) -> float:
-    """Seconds of the fastest of several forward passes over `rows` rows."""
+    """Seconds of the fastest of several forward passes over `rows` rows.
+
+    context: keys and values of each sequence; output_rows: the last row of each.
+    """
     config, layers = model.config, model.weights.layers
-    generator = torch.Generator().manual_seed(0)
-    start = torch.randn(rows, config.hidden_size, generator=generator).to(model.dtype)
+    blocks = len(output_rows) * -(-context // BLOCK_SIZE)
+    shape = (config.n_layers, 2, blocks, config.n_kv_heads, BLOCK_SIZE, config.head_size)
+    seeded = torch.Generator().manual_seed(0)
+    cached = torch.randn(shape, generator=seeded).to(model.cache_dtype)
+    start = torch.randn(rows, config.hidden_size, generator=seeded).to(model.dtype)
 
     def step() -> None:
         for index, layer in enumerate(layers):
@@ -178,10 +167,5 @@ def _best_s(
             linear(wide, layer.down)
         linear(start[: output_rows.shape[0]], model.weights.head)
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        step()
-        return min(seconds_of(step) for _ in range(REPEATS))
-    finally:
-        torch.set_num_threads(before)
+    step()
+    return min(seconds_of(step) for _ in range(REPEATS))

@@ -61,7 +61,7 @@ def _documents(words: range, rng: random.Random, size: int) -> Point:
     """A query of 150 tokens and a growing number of documents of 11, whose tokens count."""
     documents = [rng.choices(words, k=11) for _ in range(size)]
     one = Ranking(rng.choices(words, k=150), documents)
-    return Point(11 * size, Workload("scaling", "rank", rankings=[one]))
+    return Point(11 * size, Workload("scaling", rankings=[one]))
 
 
 def _queue(words: range, rng: random.Random, size: int) -> Point:

@@ -11,15 +11,13 @@ from pathlib import Path
 
 import msgspec
 
-from nightjar.children import last_words
+from nightjar.children import how_ended, last_words
 
 from .harness import CACHE, ROOT
 from .peers.protocol import Answer, Message, Workload
 
 START_TIMEOUT_S = 600.0
 RUN_TIMEOUT_S = 900.0
-
-
 VENVS = CACHE / "venvs"
 """Each peer has an environment of its own here, which `make bench-peers` makes."""
 
@@ -35,7 +33,11 @@ def failure_of(name: str) -> str | None:
         return None
     if not said.is_file():
         return "not installed: make bench-peers"
-    return f"installation failed: {last_words(said).strip().rpartition(os.linesep)[2]}"
+    return f"installation failed: {_last_line(said)}"
+
+
+def _last_line(log: Path) -> str:
+    return last_words(log).strip().rpartition("\n")[2][:300]
 
 
 @dataclass(frozen=True)
@@ -126,23 +128,18 @@ class Runner:
         watchdog = threading.Timer(timeout_s, self._signal, (signal.SIGKILL,))
         self._signal(signal.SIGCONT)
         watchdog.start()
-        try:
+        line = b""
+        with suppress(BrokenPipeError):
             source.write(msgspec.json.encode(message) + b"\n")
             source.flush()
             line = answers.readline()
-        except BrokenPipeError:
-            line = b""
-        finally:
-            late = watchdog.finished.is_set()
-            watchdog.cancel()
-        if not line:
-            if late:
-                raise SystemFailedError(f"no answer in {timeout_s:.0f} s")
-            if (status := self.process.wait()) == -signal.SIGKILL:
-                said = "the runner was killed, as the system does where memory runs out"
-                raise SystemFailedError(said)
-            last = last_words(self._log).strip().rpartition("\n")[2]
-            raise SystemFailedError(f"the runner ended with {status}: {last[:300]}")
+        late = watchdog.finished.is_set()
+        watchdog.cancel()
+        if late:
+            raise SystemFailedError(f"no answer in {timeout_s:.0f} s")
+        if not line:  # SIGKILL is what the system sends where memory runs out
+            ended = how_ended(self.process.wait())
+            raise SystemFailedError(f"the runner {ended}: {_last_line(self._log)}")
         self._signal(signal.SIGSTOP)
         answer = msgspec.json.decode(line, type=Answer)
         if answer.error is not None:

@@ -97,7 +97,7 @@ def generate(words: range, rng: random.Random, sizes: Sizes, reference: Referenc
     requests = [Generation(rng.choices(words, k=length), 64) for length in lengths]
     after = [rng.randint(11, 16) for _ in requests]
     asked = [replace(request, max_tokens=32) for request in requests]
-    return Workload("generate", "generate", with_stops(requests, reference(asked), after))
+    return Workload("generate", with_stops(requests, reference(asked), after))
 
 
 def short_answers(words: range, rng: random.Random, sizes: Sizes, reference: Reference) -> Workload:
@@ -106,12 +106,12 @@ def short_answers(words: range, rng: random.Random, sizes: Sizes, reference: Ref
     requests = [Generation(rng.choices(words, k=length), 240) for length in lengths]
     asked = [replace(request, max_tokens=48) for request in requests]
     stopped = with_stops(requests, reference(asked), [23] * len(requests))
-    return Workload("short_answers", "generate", stopped)
+    return Workload("short_answers", stopped)
 
 
 def texts(name: str, ids: Sequence[Sequence[int]], max_tokens: int) -> Workload:
     """Prompts without stops."""
-    return Workload(name, "generate", [Generation(list(row), max_tokens) for row in ids])
+    return Workload(name, [Generation(list(row), max_tokens) for row in ids])
 
 
 def long_prompts(words: range, rng: random.Random, sizes: Sizes) -> Workload:
@@ -153,7 +153,7 @@ def multi_turn(words: range, rng: random.Random, sizes: Sizes) -> Workload:
         for turn in range(sizes.turns):
             requests.append(Generation(prompt, 8, wave=turn))
             prompt = prompt + rng.choices(words, k=round(len(prompt) / 4))
-    return Workload("multi_turn", "generate", requests)
+    return Workload("multi_turn", requests)
 
 
 def first_token(words: range, rng: random.Random, sizes: Sizes) -> Workload:
@@ -165,7 +165,8 @@ def first_token(words: range, rng: random.Random, sizes: Sizes) -> Workload:
     for _ in range(sizes.first_tokens):
         prefix = rng.choices(words, k=400)
         prompts += (prefix, prefix + rng.choices(words, k=100), rng.choices(words, k=500))
-    return Workload("first_token", "first_token", [Generation(ids, 1) for ids in prompts])
+    # Each alone: a wave is timed.
+    return Workload("first_token", [Generation(ids, 1, wave=n) for n, ids in enumerate(prompts)])
 
 
 def rank(words: range, rng: random.Random, sizes: Sizes) -> Workload:
@@ -174,7 +175,7 @@ def rank(words: range, rng: random.Random, sizes: Sizes) -> Workload:
     for _ in range(sizes.rank_queries):
         documents = [rng.choices(words, k=rng.randint(8, 14)) for _ in range(16)]
         rankings.append(Ranking(rng.choices(words, k=rng.randint(135, 165)), documents))
-    return Workload("rank", "rank", rankings=rankings)
+    return Workload("rank", rankings=rankings)
 
 
 def rank_long(words: range, rng: random.Random, sizes: Sizes) -> Workload:
@@ -183,14 +184,14 @@ def rank_long(words: range, rng: random.Random, sizes: Sizes) -> Workload:
     for _ in range(sizes.rank_long_queries):
         documents = [rng.choices(words, k=rng.randint(25, 35)) for _ in range(100)]
         rankings.append(Ranking(rng.choices(words, k=500), documents))
-    return Workload("rank_long", "rank", rankings=rankings)
+    return Workload("rank_long", rankings=rankings)
 
 
 def catalogue(words: range, rng: random.Random, sizes: Sizes) -> Workload:
     """One catalogue of 200 documents of 8 to 14 tokens, ranked for 50 queries of 32 to 64."""
     documents = [rng.choices(words, k=rng.randint(8, 14)) for _ in range(sizes.catalogue_documents)]
     queries = [rng.choices(words, k=rng.randint(32, 64)) for _ in range(sizes.catalogue_queries)]
-    return Workload("catalogue", "rank", rankings=[Ranking(query, documents) for query in queries])
+    return Workload("catalogue", rankings=[Ranking(query, documents) for query in queries])
 
 
 def build(words: range, sizes: Sizes, reference: Reference) -> dict[str, Workload]:
@@ -211,7 +212,7 @@ def build(words: range, sizes: Sizes, reference: Reference) -> dict[str, Workloa
         mixed,
         even,
         short,
-        Workload("full_answers", "generate", [replace(g, stop=None) for g in short.generations]),
+        Workload("full_answers", [replace(g, stop=None) for g in short.generations]),
         *prefill_and_decode(words, rng("prefill_and_decode"), sizes),
     ]
     return {workload.name: workload for workload in made}

@@ -17,11 +17,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import BinaryIO, Literal, TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
-Kind = Literal["generate", "rank", "first_token"]
 Pair = tuple[list[int], list[int]]
 """A query and a document of it."""
 
@@ -52,7 +51,6 @@ class Workload:
     """A named list of requests; a ranking's unit of work is one document."""
 
     name: str
-    kind: Kind
     generations: list[Generation] = field(default_factory=list)
     rankings: list[Ranking] = field(default_factory=list)
 
@@ -88,7 +86,7 @@ class Generated:
 class Outcome:
     """What a workload gave: texts in the order of the generations, or mean NLLs by ranking.
 
-    seconds_each: of a first_token workload, the time of each request alone.
+    seconds_each: of each wave.
     """
 
     generated: list[Generated] = field(default_factory=list)
@@ -184,21 +182,17 @@ def pad_left(rows: Sequence[list[int]]) -> tuple[list[list[int]], list[list[int]
 
 
 def run_workload(system: System, workload: Workload) -> Outcome:
-    """Hand a workload to a system in the order its kind asks for."""
+    """Hand a workload to a system: all rankings at once, texts wave by wave."""
     outcome = Outcome()
-    if workload.kind == "rank":
+    if workload.rankings:
         outcome.mean_nll = system.rank(workload.rankings)
-    elif workload.kind == "first_token":
-        for generation in workload.generations:
-            started = time.perf_counter()
-            outcome.generated += system.generate([generation])
-            outcome.seconds_each.append(time.perf_counter() - started)
-    else:
-        found: dict[int, Generated] = {}
-        for number in sorted({generation.wave for generation in workload.generations}):
-            wave = {i: g for i, g in enumerate(workload.generations) if g.wave == number}
-            found.update(zip(wave, system.generate(list(wave.values())), strict=True))
-        outcome.generated = [found[place] for place in sorted(found)]
+    found: dict[int, Generated] = {}
+    for number in sorted({generation.wave for generation in workload.generations}):
+        wave = {i: g for i, g in enumerate(workload.generations) if g.wave == number}
+        started = time.perf_counter()
+        found.update(zip(wave, system.generate(list(wave.values())), strict=True))
+        outcome.seconds_each.append(time.perf_counter() - started)
+    outcome.generated = [found[place] for place in sorted(found)]
     return outcome
 
 

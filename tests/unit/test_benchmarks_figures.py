@@ -71,7 +71,7 @@ def test_a_record_says_how_many_texts_ended_at_their_stop():
     one.measured["generate"].tokens = 160
     texts = [Generated("", 12), Generated("", 20), Generated("", 64), Generated("", 64)]
     one.outcomes["generate"] = Outcome(texts)
-    workloads = {"generate": Workload("generate", "generate", asked)}
+    workloads = {"generate": Workload("generate", asked)}
     entry = record_figures(one, None, workloads)["workloads"]["generate"]
     assert entry == {
         "units": 4,
@@ -196,7 +196,7 @@ def test_a_run_cut_short_says_so(peers):
 
 def test_decode_is_timed_with_its_prompts_in_the_prefix_cache(monkeypatch):
     """Else two long times are subtracted, and what is left is their noise."""
-    many, one = (Workload("scaling", "generate", [Generation([1], n)]) for n in (33, 1))
+    many, one = (Workload("scaling", [Generation([1], n)]) for n in (33, 1))
     engine = Mock(spec=["config", "reset", "start_engine"])
     timed = []
 
