@@ -1,14 +1,16 @@
 """How large everything is, and its bytes and operations, which floors and rates are taken of."""
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from nightjar.checkpoints import ModelConfig
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Sizes of one run; the defaults are those of the figures.
+    """Sizes of one run.
 
     batches, context: of the decode step; short, long: tokens that a text generates, whose
     difference is timed.  attention: (batch, context) of decode attention, `attention_layers` layers
@@ -20,31 +22,31 @@ class Scale:
     copy_bytes, matmul: for the machine's own speed.
     """
 
-    layers: int = 24
-    hidden: int = 2048
-    heads: int = 16
-    vocab_size: int = 51_200
-    positions: int = 16_384
-    batches: tuple[int, ...] = (1, 8, 64, 256)
-    context: int = 512
-    short: int = 16
-    long: int = 80
-    attention: tuple[tuple[int, int], ...] = ((8, 4096), (64, 512), (64, 1024), (256, 512))
-    attention_layers: int = 4
-    prefill_prompts: int = 16
-    prefill_length: int = 512
-    rankings: int = 4
-    query_length: int = 512
-    documents: int = 32
-    document_length: int = 32
-    mixed: tuple[int, ...] = (64, 128, 256, 384, 512, 640, 896, 1024)
-    mixed_tokens: int = 64
-    job: tuple[int, int, int] = (32, 512, 128)
-    cached_tokens: int = 8064
-    turn_tokens: int = 64
-    rounds: int = 5
-    copy_bytes: int = 4 << 30
-    matmul: int = 8192
+    layers: int
+    hidden: int
+    heads: int
+    vocab_size: int
+    positions: int
+    batches: list[int]
+    context: int
+    short: int
+    long: int
+    attention: list[tuple[int, int]]
+    attention_layers: int
+    prefill_prompts: int
+    prefill_length: int
+    rankings: int
+    query_length: int
+    documents: int
+    document_length: int
+    mixed: list[int]
+    mixed_tokens: int
+    job: tuple[int, int, int]
+    cached_tokens: int
+    turn_tokens: int
+    rounds: int
+    copy_bytes: int
+    matmul: int
 
     def config(self) -> ModelConfig:
         """A GPT of this size: learned positions, LayerNorm, GELU, tied embeddings."""
@@ -94,33 +96,9 @@ class Scale:
         return 2.0 * products + 4.0 * self.layers * self.hidden * pairs
 
 
-FULL = Scale()
-TINY = Scale(
-    layers=1,
-    hidden=128,
-    heads=2,
-    vocab_size=256,
-    positions=128,
-    batches=(1, 3),
-    context=64,
-    short=2,
-    long=18,
-    attention=((2, 40), (1, 130)),
-    attention_layers=1,
-    prefill_prompts=2,
-    prefill_length=32,
-    rankings=1,
-    query_length=64,
-    documents=4,
-    document_length=4,
-    mixed=(8, 16, 24, 40),
-    mixed_tokens=3,
-    job=(2, 16, 4),
-    cached_tokens=64,
-    turn_tokens=4,
-    rounds=2,
-    copy_bytes=1 << 20,
-    matmul=64,
-)
-"""Only tries the harness."""
-SCALES = {"full": FULL, "tiny": TINY}
+SCALES = {
+    name: Scale(**sizes)
+    for name, sizes in tomllib.loads(
+        Path(__file__).with_name("scales.toml").read_text(encoding="utf-8")
+    ).items()
+}

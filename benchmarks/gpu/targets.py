@@ -1,9 +1,11 @@
 """Which figures there are, what they are held against, and how long each may take."""
 
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 
 from . import causes, engine_figures, kernel_figures, launches
 from .lab import Lab, Points
@@ -74,33 +76,10 @@ FIGURES = {
 CAUSES = {name: Figure(80, causes.decode_steps(name)) for name in causes.VARIANTS}
 """What is measured to find a cause: no figures of the table."""
 
-_SHARE = "decode attention, share of a copy, {} query heads a key head"
-_FLOOR = "decode step of {}, share of the HBM floor"
-_HIT = "KV in pinned memory, hit: time to first token"
-_HOST = "decode step of 8, launch overhead of the host"
-_EVEN = "the same, over an even batch"
-_STATIC = "over transformers, static cache compiled"
-_BATCHING = "over transformers, continuous batching"
-TARGETS = (
-    Target("machine", "copy_tb_s", "copy on the device, read and written", " TB/s"),
-    Target("machine", "read_tb_s", "reading on the device", " TB/s"),
-    Target("machine", "product_tflop_s", "product of square matrices, 16 bits", " TFLOP/s"),
-    Target("decode_attention_1", "attention_share_1", _SHARE.format(1), "%", 0.80, 0.92),
-    Target("decode_attention_4", "attention_share_4", _SHARE.format(4), "%", 0.75, 0.88),
-    Target("decode_attention_8", "attention_share_8", _SHARE.format(8), "%", 0.70, 0.85),
-    Target("decode_1", "decode_share_1", _FLOOR.format(1), "%", 0.55, 0.75),
-    Target("decode_8", "decode_share_8", _FLOOR.format(8), "%", 0.60, 0.75),
-    Target("step_growth", "step_1_to_8", "step of 8 over step of 1", "x", 1.35, 1.26, True),
-    Target("launch_overhead", "launch_overhead", _HOST, "%", 0.10, 0.03, True),
-    Target("decode_64", "decode_share_64", _FLOOR.format(64), "%", 0.70, 0.85),
-    Target("decode_256", "decode_share_256", _FLOOR.format(256), "%", 0.70, 0.85),
-    Target("prefill", "prefill_tflop_s", "prefill, 8k tokens in flight", " TFLOP/s", 400, 550),
-    Target("ranking", "ranking_sharing", "ranking, against no sharing", "x", 6, 9),
-    Target("mixed_lengths", "mixed_over_singles", "mixed batch of 8 against 8 singles", "x", 5, 7),
-    Target("mixed_lengths", "mixed_over_even", _EVEN, "x", 1.1, 1.03, True),
-    Target("formats", "half_over_single", "FP16 over FP32", "x", 3, 4),
-    Target("kv_cache", "kv_hit", _HIT, "%", -0.30, -0.50, True),
-    Target("kv_cache", "kv_miss", "the same, miss", "%", 0.02, 0.005, True),
-    Target("transformers_static", "over_static_cache", _STATIC, "x", 3, 6),
-    Target("transformers_continuous", "over_continuous_batching", _BATCHING, "x", 3, 6),
+TARGETS = tuple(
+    Target(figure, point, **target)
+    for figure, points in tomllib.loads(
+        Path(__file__).with_name("targets.toml").read_text(encoding="utf-8")
+    ).items()
+    for point, target in points.items()
 )

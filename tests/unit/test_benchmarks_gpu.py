@@ -18,7 +18,7 @@ from benchmarks.gpu.kernel_figures import backend, machine_speed
 from benchmarks.gpu.lab import BLOCK_SIZE, Lab, MeasuringError, Timing, generate, random_decoder
 from benchmarks.gpu.launches import Launches, launch_overhead
 from benchmarks.gpu.runner import Worker, measured, run
-from benchmarks.gpu.scale import FULL, TINY
+from benchmarks.gpu.scale import SCALES
 from benchmarks.gpu.targets import FIGURES, TARGETS, Figure
 from nightjar.gpu_worker.engine.load_costs import LoadCosts
 from nightjar.gpu_worker.engine.windows import DecodeWindows
@@ -26,6 +26,8 @@ from nightjar.gpu_worker.models import Decoder
 from nightjar.kernels import cuda
 from tests import measuring
 from tests.cuda_host import require_tools
+
+FULL, TINY = SCALES["full"], SCALES["tiny"]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.gpu.scale import FULL
+from benchmarks.gpu.scale import SCALES
 from nightjar.gpu_worker.engine.load_costs import FEWEST_ROWS, MEASURES, LoadCosts, Recent
 from nightjar.gpu_worker.engine.plan import PrefixChunk, StepPlan
 
@@ -35,10 +35,10 @@ def test_few_tokens_do_not_pay_for_the_launches():
 
 def test_it_begins_with_what_devices_of_a_kind_can_do():
     """The 1.3B GPT: 1.2e9 weights in its blocks, 2.4e9 operations a token."""
-    costs = LoadCosts.estimated(FULL.config(), "cuda:1")
+    costs = LoadCosts.estimated(SCALES["full"].config(), "cuda:1")
     assert costs.token_s == pytest.approx(24 * 24 * 2048**2 / 200e12)
     assert costs.byte_s == 1 / 20e9
-    assert LoadCosts.estimated(FULL.config(), "cpu").token_s > 1000 * costs.token_s
+    assert LoadCosts.estimated(SCALES["full"].config(), "cpu").token_s > 1000 * costs.token_s
 
 
 def test_one_slow_measurement_changes_little():
