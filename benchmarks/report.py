@@ -172,24 +172,26 @@ def targets(model: Record) -> str:
     return table(["figure", "at least", "aim", *model["engine"]], rows)
 
 
-def plots(scaling: Record) -> str:
-    """Each curve: its plot, its figures, what it shows."""
-    stem, machine = scaling["file"].removesuffix(".json"), scaling["machine"]
-    parts = [
+def scaling_about(scaling: Record) -> str:
+    """How the curves were measured."""
+    machine, file = scaling["machine"], scaling["file"]
+    return (
         f"`{scaling['command']}`, {scaling['date']}, {machine['cpu']}, {machine['threads']} "
-        f"threads; [{scaling['file']}](../benchmarks/results/{scaling['file']}).\n"
+        f"threads; [{file}](../benchmarks/results/{file}).\n"
+    )
+
+
+def curve(scaling: Record, name: str) -> str:
+    """A curve's plot and its figures."""
+    by_precision = scaling["curves"][name]
+    first = next(iter(by_precision.values()))
+    heads = [first["x_label"], *(str(point["x"]) for point in first["points"])]
+    rows = [
+        [f"{first['y_label']}, {precision}", *(number(p["median"]) for p in one["points"])]
+        for precision, one in by_precision.items()
     ]
-    for name, by_precision in scaling["curves"].items():
-        first = next(iter(by_precision.values()))
-        parts.append(f"![{name}](../benchmarks/results/{stem}-{name}.svg)\n")
-        parts.append(f"{first['explained']}\n")
-        heads = [first["x_label"], *(str(point["x"]) for point in first["points"])]
-        rows = [
-            [f"{first['y_label']}, {precision}", *(number(p["median"]) for p in curve["points"])]
-            for precision, curve in by_precision.items()
-        ]
-        parts.append(table(heads, rows))
-    return "\n".join(parts)
+    stem = scaling["file"].removesuffix(".json")
+    return f"![{name}](../benchmarks/results/{stem}-{name}.svg)\n\n{table(heads, rows)}"
 
 
 MODEL_BLOCKS: dict[str, Callable[[Record], str]] = {
@@ -203,13 +205,15 @@ MODEL_BLOCKS: dict[str, Callable[[Record], str]] = {
 
 
 def block(name: str, models: dict[str, Record], scaling: Record) -> str:
-    """The text of a block: `NAME`, or `NAME-MODEL` for a model other than the first."""
-    if name == "plots":
-        return plots(scaling)
-    kind, _, model = name.partition("-")
+    """The text of a block: `NAME`, `NAME-MODEL` for a model other than the first, `curve-NAME`."""
+    kind, _, of = name.partition("-")
+    if kind == "scaling":
+        return scaling_about(scaling)
+    if kind == "curve":
+        return curve(scaling, of)
     if kind not in MODEL_BLOCKS:
-        raise ValueError(f"block {name!r}: known are plots, {', '.join(MODEL_BLOCKS)}")
-    return MODEL_BLOCKS[kind](models[model or FIRST_MODEL])
+        raise ValueError(f"block {name!r}: known are scaling, curve, {', '.join(MODEL_BLOCKS)}")
+    return MODEL_BLOCKS[kind](models[of or FIRST_MODEL])
 
 
 def fill(page: str, models: dict[str, Record], scaling: Record) -> str:

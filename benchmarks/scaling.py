@@ -72,56 +72,25 @@ def _queue(words: range, rng: random.Random, size: int) -> Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """What a plot shows: `make` makes the point of a size; `explained` stands under the plot."""
+    """What a plot shows: `make` makes the point of a size."""
 
     make: Callable[[range, random.Random, int], Point]
     sizes: list[int]
     x_label: str
-    y_label: str
-    explained: str
+    y_label: str = "tokens/s"
 
 
+CONTEXTS = [32, 64, 128, 256, 512, 960]
+LENGTHS = [8, 16, 32, 64, 128, 256, 512, 1000]
+POWERS = [1, 2, 4, 8, 16, 32, 64, 128]
 CURVES = {
-    "batch": Curve(
-        _batch,
-        [1, 2, 4, 8, 16, 32, 64, 128],
-        "sequences decoded together",
-        "tokens/s",
-        "A step of decoding reads every weight once, whatever the batch: more sequences share that "
-        "reading until the arithmetic takes longer than the memory does.",
-    ),
-    "context": Curve(
-        _context,
-        [32, 64, 128, 256, 512, 960],
-        "tokens of context, 8 sequences",
-        "tokens/s",
-        "Attention reads the keys and values of every earlier token, so each step costs a fixed "
-        "part for the weights and a part that grows with the context.",
-    ),
+    "batch": Curve(_batch, POWERS, "sequences decoded together"),
+    "context": Curve(_context, CONTEXTS, "tokens of context, 8 sequences"),
     "prefill": Curve(
-        _prefill,
-        [8, 16, 32, 64, 128, 256, 512, 1000],
-        "tokens of each prompt, about 2,048 together",
-        "prompt tokens/s",
-        "Prompts are packed without padding, so short ones cost no more a token than long ones. "
-        "The fall to the right is attention, which grows with the square of the length.",
+        _prefill, LENGTHS, "tokens of each prompt, about 2,048 together", "prompt tokens/s"
     ),
-    "documents": Curve(
-        _documents,
-        [1, 2, 4, 8, 16, 32, 64, 128, 256],
-        "documents of one query",
-        "document tokens/s",
-        "The query is computed once, so its cost is spread over the documents: the curve rises "
-        "until the documents' own tokens are all that is left to pay.",
-    ),
-    "queue": Curve(
-        _queue,
-        [1, 4, 16, 64, 256, 1024],
-        "requests waiting at once",
-        "tokens/s",
-        "Up to the engine's slots a longer queue fills the batch. Past them it only waits: a flat "
-        "line there says that scheduling costs nothing that grows with the queue.",
-    ),
+    "documents": Curve(_documents, [*POWERS, 256], "documents of one query", "document tokens/s"),
+    "queue": Curve(_queue, [1, 4, 16, 64, 256, 1024], "requests waiting at once"),
 }
 
 
@@ -158,7 +127,6 @@ def curve_figures(
     return {
         "x_label": curve.x_label,
         "y_label": curve.y_label,
-        "explained": curve.explained,
         "points": [
             {"x": x, "median": round(median(seen), 2), "rounds": [round(one, 2) for one in seen]}
             for x, seen in rates.items()
