@@ -7,7 +7,7 @@ import transformers
 from ctranslate2.converters import TransformersConverter
 
 from . import protocol
-from .protocol import Generated, Generation, Pair, System
+from .protocol import Generated, Generation, Pair, Rows, System
 
 COMPUTE_TYPES = {"fp32": "float32", "int8": "int8"}
 BATCH_TOKENS = 4096
@@ -41,15 +41,10 @@ class CTranslate2(System):
         return protocol.in_batches(requests, lambda one: len(one.token_ids), BATCH, self._generate)
 
     def _generate(self, batch: list[Generation]) -> list[Generated]:
-        texts = [""] * len(batch)
-        counts = [0] * len(batch)
+        rows = Rows(batch)
 
         def on_token(result: ctranslate2.GenerationStepResult) -> bool:
-            row = result.batch_id
-            stop, limit = batch[row].stop, batch[row].max_tokens
-            texts[row] += self._pieces[result.token_id]
-            counts[row] += 1
-            return (stop is not None and stop in texts[row]) or counts[row] >= limit
+            return rows.append(result.batch_id, self._pieces[result.token_id])
 
         self._generator.generate_batch(
             [[self._tokens[token] for token in request.token_ids] for request in batch],
@@ -59,10 +54,7 @@ class CTranslate2(System):
             include_prompt_in_result=False,
             callback=on_token,
         )
-        return [
-            Generated(protocol.cut(text, request.stop), count)
-            for text, request, count in zip(texts, batch, counts, strict=True)
-        ]
+        return rows.generated()
 
     def score(self, pairs: list[Pair]) -> list[float]:
         results = self._generator.score_batch(

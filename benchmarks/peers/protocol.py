@@ -208,6 +208,30 @@ def cut(text: str, stop: str | None) -> str:
     return text if stop is None else text.partition(stop)[0]
 
 
+class Rows:
+    """Texts that grow by a token at a time, each to its stop or to its number of tokens."""
+
+    def __init__(self, requests: Sequence[Generation]) -> None:
+        self._requests = requests
+        self._texts = [""] * len(requests)
+        self._counts = [0] * len(requests)
+        self.ended = [False] * len(requests)
+
+    def append(self, row: int, text: str) -> bool:
+        """Add a token's text to a row that has not ended; returns whether it has ended now."""
+        request = self._requests[row]
+        self._texts[row] += text
+        self._counts[row] += 1
+        stopped = request.stop is not None and request.stop in self._texts[row]
+        self.ended[row] = stopped or self._counts[row] >= request.max_tokens
+        return self.ended[row]
+
+    def generated(self) -> list[Generated]:
+        """Each text up to its stop."""
+        rows = zip(self._requests, self._texts, self._counts, strict=True)
+        return [Generated(cut(text, request.stop), count) for request, text, count in rows]
+
+
 def without_part(text: str, stop: str) -> str:
     """The text before the longest beginning of the stop that it ends in."""
     sizes = range(len(stop), 0, -1)

@@ -1,7 +1,7 @@
 """transformers: batches of 16 sorted by length, left-padded.
 
 A batch ends when every row has met its stop string (a StoppingCriteria that looks at each row's
-bytes); ranking is a padded forward whose head runs on the documents' positions alone.
+text); ranking is a padded forward whose head runs on the documents' positions alone.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import transformers
 from torch import Tensor
 
 from . import protocol
-from .protocol import Generated, Generation, Pair, System
+from .protocol import Generated, Generation, Pair, Rows, System
 
 BATCH = 16
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -22,24 +22,14 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 class RowStops(transformers.StoppingCriteria):  # type: ignore[misc]  # mypy does not read transformers
     """Ends each row at its own stop string or its own number of tokens."""
 
-    def __init__(
-        self, pieces: Sequence[bytes], requests: Sequence[Generation], prompt_length: int
-    ) -> None:
-        self._pieces = pieces
-        self._requests = requests
-        self._prompt_length = prompt_length
-        self._texts = [b""] * len(requests)
-        self._done = [False] * len(requests)
+    def __init__(self, pieces: Sequence[str], rows: Rows) -> None:
+        self._pieces, self._rows = pieces, rows
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **_: object) -> Tensor:
-        made = input_ids.shape[1] - self._prompt_length
         for row, token in enumerate(input_ids[:, -1].tolist()):
-            if not self._done[row]:
-                request = self._requests[row]
-                self._texts[row] += self._pieces[token]
-                stopped = request.stop is not None and request.stop.encode() in self._texts[row]
-                self._done[row] = stopped or made >= request.max_tokens
-        return torch.tensor(self._done)
+            if not self._rows.ended[row]:  # what follows its end is padding
+                self._rows.append(row, self._pieces[token])
+        return torch.tensor(self._rows.ended)
 
 
 class Transformers(System):
@@ -61,8 +51,7 @@ class Transformers(System):
         self._model.generation_config.pad_token_id = 0
         tokenizer = transformers.AutoTokenizer.from_pretrained(model)
         size = self._model.config.vocab_size
-        # The benchmark's vocabulary is ASCII but for the bytes, which are never generated.
-        self._pieces = [str(tokenizer.decode([token])).encode() for token in range(size)]
+        self._pieces = [str(tokenizer.decode([token])) for token in range(size)]
 
     def generate(self, requests: list[Generation]) -> list[Generated]:
         return protocol.in_batches(requests, lambda one: len(one.token_ids), BATCH, self._generate)
@@ -70,24 +59,16 @@ class Transformers(System):
     @torch.inference_mode()
     def _generate(self, batch: list[Generation]) -> list[Generated]:
         ids, mask = map(torch.tensor, protocol.pad_left([request.token_ids for request in batch]))
-        stops = RowStops(self._pieces, batch, ids.shape[1])
-        made = self._model.generate(
+        rows = Rows(batch)
+        stops = transformers.StoppingCriteriaList([RowStops(self._pieces, rows)])
+        self._model.generate(
             ids,
             attention_mask=mask,
             do_sample=False,
             max_new_tokens=max(request.max_tokens for request in batch),
-            stopping_criteria=transformers.StoppingCriteriaList([stops]),
-        )[:, ids.shape[1] :].tolist()
-        return [self._trim(request, row) for request, row in zip(batch, made, strict=True)]
-
-    def _trim(self, request: Generation, row: list[int]) -> Generated:
-        """The text of a row; what follows its end is padding."""
-        text = ""
-        for count, token in enumerate(row[: request.max_tokens], 1):
-            text += self._pieces[token].decode()
-            if request.stop is not None and request.stop in text:
-                return Generated(protocol.cut(text, request.stop), count)
-        return Generated(text, min(len(row), request.max_tokens))
+            stopping_criteria=stops,
+        )
+        return rows.generated()
 
     def score(self, pairs: list[Pair]) -> list[float]:
         return protocol.in_batches(pairs, lambda pair: sum(map(len, pair)), BATCH, self._score)
