@@ -7,6 +7,7 @@ detokenizer gives the same text.
 import hashlib
 import json
 import random
+import tomllib
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -52,48 +53,21 @@ def save_tokenizer(directory: Path, vocab_size: int) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(about))
 
 
-def _gpt2_config(shape: Shape) -> dict[str, Any]:
-    return {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "activation_function": "gelu_new",
-        "layer_norm_epsilon": 1e-5,
-        "n_layer": shape.layers,
-        "n_embd": shape.hidden,
-        "n_head": shape.heads,
-        "n_inner": shape.intermediate,
-        "n_positions": shape.context,
-        "n_ctx": shape.context,
-        "tie_word_embeddings": True,
-    }
+def config_of(shape: Shape) -> dict[str, Any]:
+    """The shape's config.json: configs.toml says which of its fields is which of a family's."""
+    text = Path(__file__).with_name("configs.toml").read_text(encoding="utf-8")
+    family = tomllib.loads(text)[shape.family]
+    sizes = {name: getattr(shape, field) for name, field in family.pop("sizes").items()}
+    config: dict[str, Any] = family | sizes
+    return config
 
 
-def _llama_config(shape: Shape) -> dict[str, Any]:
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-5,
-        "num_hidden_layers": shape.layers,
-        "hidden_size": shape.hidden,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_size,
-        "intermediate_size": shape.intermediate,
-        "max_position_embeddings": shape.context,
-        "rope_theta": 10_000.0,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-    }
-
-
-_FAMILIES = {"gpt2": (_gpt2_config, gpt2_weights), "llama": (_llama_config, llama_weights)}
+_WEIGHTS = {"gpt2": gpt2_weights, "llama": llama_weights}
 
 
 def cached_model(name: str) -> Path:
     """The directory of a shape's model, made anew when what it is made by has changed."""
-    sources = (Path(__file__).with_name(f"{part}.py") for part in ("models", "weights"))
+    sources = map(Path(__file__).with_name, ("models.py", "weights.py", "configs.toml"))
     key = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
     return save_model(CACHE / "models" / f"{name}-{key}", SHAPES[name])
 
@@ -104,15 +78,8 @@ def save_model(directory: Path, shape: Shape) -> Path:
     if done.is_file():
         return directory
     directory.mkdir(parents=True, exist_ok=True)
-    make_config, make_weights = _FAMILIES[shape.family]
-    weights = make_weights(shape, Draw(0))
+    weights = _WEIGHTS[shape.family](shape, Draw(0))
     save_file(weights, str(directory / "model.safetensors"), metadata={"format": "pt"})
     save_tokenizer(directory, shape.vocab_size)
-    about = {
-        "vocab_size": shape.vocab_size,
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-        "torch_dtype": "float32",
-    }
-    done.write_text(json.dumps(make_config(shape) | about, indent=2))
+    done.write_text(json.dumps(config_of(shape), indent=2))
     return directory

@@ -21,21 +21,7 @@ from nightjar.jobs.store.database import database_url as with_driver
 
 _CHANGED_EACH = 100
 _ROW_GROUP = 50_000
-_TASK = """
-kind = "generate"
-model = "{model}"
-[source]
-{source}
-key = ["id"]
-[request]
-prompt = "사용자: {{review}}\\n클로바:"
-[parameters]
-max_tokens = {tokens}
-temperature = 0
-ignore_eos = {ignore_eos}
-[sink]
-{sink}
-"""
+_TASK = Path(__file__).with_name("table_task.template")
 
 
 def rows(count: int, night: int = 0) -> pd.DataFrame:
@@ -53,7 +39,7 @@ def run(
     """
     task, is_fake = folder / "task.toml", args.way != "nights"
     environment = more | ({"NIGHTJAR_ENGINE": "fake"} if is_fake else {})
-    text = _TASK.format(
+    text = _TASK.read_text(encoding="utf-8").format(
         model=args.model.resolve(),
         source=source,
         sink=sink,
