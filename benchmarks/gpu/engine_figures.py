@@ -1,6 +1,6 @@
 """Figures of the whole engine, through what everybody calls: requests in, results out."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from statistics import mean
 from typing import Any
 
@@ -8,7 +8,6 @@ import torch
 
 from benchmarks.answers import answers
 from nightjar.gpu_worker.engine import Engine, RankRequest
-from nightjar.gpu_worker.engine.host_tier import HostTier
 
 from .kernel_figures import copy_bandwidth, memory_bandwidth, read_bandwidth
 from .lab import BLOCK_SIZE, Lab, MeasuringError, Points, Timing, found, generate
@@ -195,7 +194,6 @@ def kv_cache(lab: Lab) -> Points:
     }
     tier = engines["tier"].tier
     assert tier is not None
-    loads = _loads(tier)
     (known,) = lab.prompts([cached])
     fresh = iter(lab.prompts([length] * (lab.scale.rounds + WARM) * 4 * (crowd + 1), seed=1))
     took: dict[str, list[float]] = {}
@@ -214,7 +212,7 @@ def kv_cache(lab: Lab) -> Points:
                 )
                 took.setdefault(f"{kind}, {name}", []).append(seconds)
     timings = {name: Timing(seconds[WARM:]) for name, seconds in took.items()}
-    about = {"tokens": length, "cached": cached, "host_bytes": host_bytes, "blocks_of_loads": loads}
+    about: dict[str, Any] = {"tokens": length, "cached": cached, "host_bytes": host_bytes}
     about |= {"computing_a_token_s": tier.costs.token_s, "loading_a_byte_s": tier.costs.byte_s}
     return found(
         timings | about,
@@ -229,17 +227,3 @@ def later_turn_crowd(lab: Lab) -> int:
     """How many prompts fill the cache of `kv_cache`."""
     length = lab.scale.cached_tokens + lab.scale.turn_tokens
     return lab.blocks(1, length + 1) // (lab.scale.cached_tokens // BLOCK_SIZE) + 1
-
-
-def _loads(tier: HostTier) -> list[int]:
-    """The blocks of each load from now on: without one, a hit has been computed."""
-    counts: list[int] = []
-    load = tier.load
-
-    def counted(blocks: Iterable[int], slots: Iterable[int]) -> None:
-        coming = list(blocks)
-        counts.append(len(coming))
-        load(coming, slots)
-
-    tier.load = counted  # type: ignore[method-assign]
-    return counts
