@@ -10,18 +10,14 @@ phases compute less, so the windows of a phase are fewer and its shares rougher.
 import time
 from argparse import Namespace
 from collections import Counter
-from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
-
-import sqlalchemy as sa
 
 from benchmarks.control_plane.requests import submit
 from benchmarks.control_plane.services import deployment, wait_until
 from benchmarks.harness import Benchmark, Figures
 from nightjar.jobs.states import MicroBatchState
 from nightjar.jobs.store import Store
-from nightjar.jobs.store.account_tables import tenant as tenant_table
+from tests.tenants import set_weight
 
 # Computing is what limits, as it is with a model; windows are so small that a phase of a minute is
 # many of them long.
@@ -66,14 +62,10 @@ def shares(store: Store, seconds: float) -> Figures:
 
 
 def measure(args: Namespace, folder: Path) -> Figures:
-    now = datetime.now(UTC)
-    tenants = [{"name": n, "weight": weight, "created_at": now} for n, weight in WEIGHTS.items()]
-    with (
-        deployment("sqlite", folder, args.model, **SETTINGS) as running,
-        closing(Store(running.database.url)) as store,
-    ):
-        store.database.write(lambda one: one.execute(sa.insert(tenant_table), tenants))
-        return {"phases": phases(store, args.seconds)}
+    with deployment("sqlite", folder, args.model, **SETTINGS) as running:
+        for name, weight in WEIGHTS.items():
+            set_weight(running.system.store, name, weight)
+        return {"phases": phases(running.system.store, args.seconds)}
 
 
 def phases(store: Store, seconds: float) -> Figures:

@@ -30,7 +30,7 @@ def measure(args: Namespace, work: Path) -> Figures:
     if args.celery_requests:
         folder = work / "celery"
         with fresh_database(args.way, folder) as database:
-            plain = celery_side.measure(database, args.model, folder / "logs", args.celery_requests)
+            plain = celery_side.measure(database, args.model, folder, args.celery_requests)
         figures["plain_celery"] = plain
         ratio = figures["nightjar"]["requests_per_s"] / plain["requests_per_s"]
         figures["over_plain_celery"] = round(ratio, 2)

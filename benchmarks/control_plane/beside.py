@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,8 @@ _LONG_ROW_BYTES = 4 << 20  # the longest line that is taken, less what is around
 def measure(running: Deployment, folder: Path, model: Path, rows: int) -> dict[str, Any]:
     """Two bulk jobs of so many rows; beside them a one-row job of priority 9 and a dead worker."""
     files = write_jobs(folder, model, BULK_JOBS * rows, rows)
-    with closing(Store(running.database.url)) as store, Client(running.api_url) as client:
+    store = running.system.store
+    with Client(running.api_url) as client:
         bulk = [client.submit(path) for path in files]
         victim = _leave_a_dead_workers_lease(store)
         urgent = _submit_urgent(store)

@@ -9,31 +9,44 @@ import sqlalchemy as sa
 from celery import Celery
 
 from benchmarks.control_plane.requests import body, prompts
-from benchmarks.control_plane.services import Database, Deployment, run_services, wait_until
+from benchmarks.control_plane.services import Database, Deployment, logs_in, wait_until
 from benchmarks.control_plane.watch import travelled
 from nightjar.jobs.store.database import database_url as with_driver
+from nightjar.pipeline.embedded.processes import Service
+from tests.faults.system import BROKER, System, running_system
 
 PROCESSES = 2
 TASK = "plain.generate"
 _PATIENCE_S = 300.0
 
 
-def measure(database: Database, model: Path, logs: Path, requests: int) -> dict[str, Any]:
+def measure(database: Database, model: Path, folder: Path, requests: int) -> dict[str, Any]:
     """Send a task for each request; the time ends with the last result in SQL."""
     backend = with_driver(database.url).render_as_string(hide_password=False)
     environment = {"PLAIN_BACKEND": f"db+{backend}", "PLAIN_MODEL": str(model.resolve())}
-    command = [sys.executable, "-m", "celery", "-A", "benchmarks.control_plane.celery_app"]
-    command += ["worker", f"--concurrency={PROCESSES}", "--loglevel=WARNING"]
-    command += ["--without-gossip", "--without-mingle"]
-    with run_services({"worker": command}, environment, database, logs) as running:
+    started = running_system(
+        logs_in(folder), database.url, model, environment=environment, prepare=_celery_alone
+    )
+    with started as system:
         # Of its own for each database: an application keeps its connections.
-        app = Celery("plain", broker=running.broker_url, backend=f"db+{backend}")
+        broker = system.environment["NIGHTJAR_BROKER_URL"]
+        app = Celery("plain", broker=broker, backend=f"db+{backend}")
         engine = sa.create_engine(backend)
         try:
-            return _run(app, engine, running, list(prompts(model, requests)))
+            return _run(app, engine, Deployment(system, database), list(prompts(model, requests)))
         finally:
             engine.dispose()
             app.close()
+
+
+def _celery_alone(system: System) -> None:
+    """Put a worker of plain Celery in the place of Nightjar's services."""
+    command = [sys.executable, "-m", "celery", "-A", "benchmarks.control_plane.celery_app"]
+    command += ["worker", f"--concurrency={PROCESSES}", "--loglevel=WARNING"]
+    command += ["--without-gossip", "--without-mingle"]
+    log = system.folder / "worker.log"
+    worker = Service("worker", command, log, system.environment, system.private)
+    system.services = {BROKER: system.services[BROKER], "worker": worker}
 
 
 def _run(app: Celery, engine: sa.Engine, running: Deployment, texts: list[str]) -> dict[str, Any]:

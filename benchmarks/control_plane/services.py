@@ -1,31 +1,23 @@
 """What a benchmark runs on: an empty database, a broker, and the processes of a deployment."""
 
-import os
 import shutil
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import psutil
-import redis
 
 from benchmarks.control_plane.watch import EVERY_S, Watch, families_of
-from benchmarks.harness import ROOT
-from nightjar.jobs.store import Store
 from nightjar.pipeline.client.blocking import Client
-from nightjar.pipeline.embedded.broker import broker_command, broker_url, wait_for_broker
-from nightjar.pipeline.embedded.processes import Service, private_directory
-from nightjar.pipeline.queue.commands import WorkerRole, beat_command, worker_command
-from nightjar.pipeline.settings import Settings
+from tests.faults.api import give_api
+from tests.faults.system import System, running_system
 from tests.processes import find_children
 from tests.services import free_port
 
-_GRACE_S = 20.0
 _START_S = 60.0
 # What services start: by name, whose child it is and its module.
 _CHILDREN = {"compute": ("gpu-worker", "gpu_worker.compute"), "uploads": ("api", "api_server")}
@@ -41,20 +33,18 @@ class Database:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """The services that run on a database, and where they answer."""
+    """A system of real processes on a database."""
 
-    services: dict[str, Service]
+    system: System
     database: Database
-    broker: redis.Redis
-    broker_url: str
-    api_url: str
+    api_url: str = ""
 
     def processes(self) -> dict[str, psutil.Process]:
         """The processes by name: the client, the services, what those started, the database's."""
         found = {"client": psutil.Process()} | self.database.servers
-        for name, service in self.services.items():
-            assert service.process is not None
-            found[name] = psutil.Process(service.process.pid)
+        for name in self.system.services:
+            shown = "gpu-worker" if name in self.system.workers else name
+            found[shown] = psutil.Process(self.system.pid(name))
         for name, (parent, module) in _CHILDREN.items():
             for child in find_children(found[parent].pid, module) if parent in found else ():
                 found[name] = child
@@ -64,7 +54,7 @@ class Deployment:
         """Samples the processes of now, and what the broker says it holds."""
 
         def held() -> int:
-            return int(self.broker.info("memory")["used_memory"])
+            return int(self.system.broker.info("memory")["used_memory"])
 
         families = partial(families_of, self.processes())
         return Watch(families, {"broker's data": held}, shared, every_s)
@@ -93,40 +83,6 @@ def fresh_database(kind: str, folder: Path) -> Iterator[Database]:
 
 
 @contextmanager
-def run_services(
-    commands: Mapping[str, list[str]],
-    environment: Mapping[str, str],
-    database: Database,
-    logs: Path,
-    api_url: str = "",
-) -> Iterator[Deployment]:
-    """A broker, then what the commands start by name; all have ended when the block has.
-
-    environment: of every process, beside NIGHTJAR_BROKER_URL.
-    """
-    logs.mkdir(parents=True, exist_ok=True)
-    private = private_directory()
-    url = broker_url(private)
-    variables = {"NIGHTJAR_BROKER_URL": url, "PYTHONPATH": str(ROOT)}
-    variables = os.environ | environment | variables
-    broker = redis.Redis(unix_socket_path=str(private / "broker.sock"))
-    started: dict[str, Service] = {}
-    try:
-        for name, command in {"broker": broker_command(private), **commands}.items():
-            log = logs.resolve() / f"{name}.log"
-            started[name] = service = Service(name, command, log, variables, private)
-            service.start()
-            if name == "broker":
-                wait_for_broker(private, service)
-        yield Deployment(started, database, broker, url, api_url)
-    finally:
-        for service in reversed(started.values()):
-            service.stop(_GRACE_S)
-        broker.close()
-        shutil.rmtree(private, ignore_errors=True)
-
-
-@contextmanager
 def deployment(kind: str, folder: Path, model: Path, **settings: object) -> Iterator[Deployment]:
     """All services of one machine with the fake engine, on a fresh database of this kind.
 
@@ -134,23 +90,27 @@ def deployment(kind: str, folder: Path, model: Path, **settings: object) -> Iter
     """
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    given = {"model": model.resolve(), "engine": "fake"}
-    known = Settings.read(**given)
-    commands = {
-        "gpu-worker": worker_command(WorkerRole.COMPUTE, known),
-        "planner": worker_command(WorkerRole.PLAN, known),
-        "beat": beat_command(),
-        "api": [sys.executable, "-m", "nightjar", "api", f"--port={port}"],
-    }
-    with fresh_database(kind, folder) as database:
-        with closing(Store(database.url)) as store:
-            store.migrate()
-        given |= {"database_url": database.url} | settings
-        variables = {f"NIGHTJAR_{name.upper()}": str(value) for name, value in given.items()}
-        with run_services(commands, variables, database, folder / "logs", url) as running:
-            with Client(url) as client:  # which tries again until the API is there
-                client.submit([{"prompt": "a"}]).wait(_START_S)
-            yield running
+    variables = {f"NIGHTJAR_{name.upper()}": str(value) for name, value in settings.items()}
+    with (
+        fresh_database(kind, folder) as database,
+        running_system(
+            logs_in(folder),
+            database.url,
+            model,
+            environment=variables,
+            prepare=partial(give_api, port),
+        ) as system,
+    ):
+        with Client(url) as client:  # which tries again until the API is there
+            client.submit([{"prompt": "a"}]).wait(_START_S)
+        yield Deployment(system, database, url)
+
+
+def logs_in(folder: Path) -> Path:
+    """The folder of a system's logs."""
+    logs = folder.resolve() / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    return logs
 
 
 def wait_until(
