@@ -40,7 +40,7 @@ def arguments(given: list[str] | None = None) -> Namespace:
         if args.trial and args.out is None:
             return "a trial is not written to the results: give a folder with --out"
         args.out = args.out or RESULTS
-        return f"--out {args.out} is no folder" if args.out.is_file() else None
+        return None
 
     return harness.arguments("gpu", __doc__, OPTIONS, given, refuse)
 
@@ -107,12 +107,11 @@ def page(result: Figures) -> str:
 def _row(target: Target, one: Figures, trial: bool) -> list[str]:
     """One target's line; empty cells where nothing was measured."""
     value, details = one.get("points", {}).get(target.point), one.get("details", {})
-    note = one.get("notes", {}).get(target.point)
     sign = "<= " if target.lower else ""
     timings = [details, *(timing for timing in details.values() if isinstance(timing, dict))]
     spreads = [timing["spread"] for timing in timings if "spread" in timing]
     return [
-        f"{target.title}, {note}" if note else target.title,
+        target.title,
         *("" if b is None else sign + target.write(b) for b in (target.least, target.aim)),
         target.write(value) if value is not None else one["status"],
         "" if value is None or trial else target.met(value),

@@ -25,7 +25,7 @@ from .scale import Scale
 
 Made = TypeVar("Made")
 Points = dict[str, Any]
-"""What a figure gives: its points, the details behind them, and notes on them; see `found`."""
+"""What a figure gives: its points, and the details behind them; see `found`."""
 
 BLOCK_SIZE = EngineConfig().block_size
 STD = 0.02

@@ -13,8 +13,6 @@ from .lab import Lab, MeasuringError, Points, Timing, found
 
 PATIENCE_S = 20.0
 """Of timing one way of theirs: rounds that would begin later are left out, but for two."""
-SECOND_BEFORE_S = 40.0
-"""A second way is not begun later: the figure would lose the first along with it."""
 
 
 def random_gpt2(lab: Lab) -> Any:  # noqa: ANN401
@@ -96,38 +94,15 @@ def over_static_cache(lab: Lab) -> Points:
     return _compared(lab, "static_cache", _timed(lab, run), settings)
 
 
-def over_continuous_batching(lab: Lab) -> Points:
-    """transformers' own continuous batching, the faster of two ways: as it chooses its settings
-    itself, which without flash-attn is without CUDA graphs, and with CUDA graphs.
+def over_continuous_batching(lab: Lab, *, graphs: bool | None) -> Points:
+    """transformers' own continuous batching.
+
+    graphs: None lets it choose its settings, which without flash-attn is without CUDA graphs.
 
     A manager, whose start takes memory, runs on from round to round.  A graph is recorded when a
     step of its size first comes by: two rounds that do not count see nearly all of them.
     """
-    model, ends = random_gpt2(lab), time.monotonic() + SECOND_BEFORE_S
-    timed: dict[str, tuple[Timing, dict[str, Any]]] = {}
-    tried: dict[str, Any] = {}
-    for name, graphs in (("its defaults", None), ("use_cuda_graph=True", True)):
-        if time.monotonic() > ends:
-            tried[name] = {"reason": "no time left"}
-            continue
-        try:
-            timing, settings = timed[name] = _continuous(lab, model, graphs)
-            tried[name] = timing.figures() | settings
-        except Exception as error:  # noqa: BLE001 (told, not swallowed)
-            tried[name] = {"reason": f"{type(error).__name__}: {error}"}
-        lab.collect()
-    if not timed:
-        raise MeasuringError(f"transformers' continuous batching failed: {tried}")
-    fastest = min(timed, key=lambda name: timed[name][0].median)
-    result = _compared(lab, "continuous_batching", *timed[fastest])
-    result["details"] |= {"fastest": fastest, "tried": tried}
-    if "flash" not in result["details"]["settings"]["attention"]:
-        result["notes"] = {"over_continuous_batching": "without flash-attn"}
-    return result
-
-
-def _continuous(lab: Lab, model: Any, graphs: bool | None) -> tuple[Timing, dict[str, Any]]:  # noqa: ANN401
-    """The job by one manager, and what it runs with; graphs: None lets it choose."""
+    model = random_gpt2(lab)
     count, length, tokens = lab.scale.job
     # It keeps prefixes, so that each round gets other prompts.
     rounds = iter([lab.prompts([length] * count, seed) for seed in range(lab.scale.rounds + WARM)])
@@ -163,6 +138,11 @@ def _continuous(lab: Lab, model: Any, graphs: bool | None) -> tuple[Timing, dict
         return made
 
     try:
-        return _timed(lab, run), settings
+        theirs = _timed(lab, run)
     finally:
         manager.stop(block=True, timeout=5)
+    name = "batching_with_graphs" if graphs else "continuous_batching"
+    result = _compared(lab, name, theirs, settings)
+    if "flash" not in settings["attention"]:
+        result["details"]["note"] = "without flash-attn"
+    return result

@@ -46,12 +46,13 @@ class Figure:
     measure: Callable[[Lab], Points]
 
 
-def _of_transformers(name: str, lab: Lab) -> Points:
+def over_transformers(name: str, lab: Lab, **settings: bool | None) -> Points:
     """A figure whose module takes seconds to import."""
-    found: Points = getattr(import_module("benchmarks.gpu.peer_figures"), name)(lab)
+    found: Points = getattr(import_module("benchmarks.gpu.peer_figures"), name)(lab, **settings)
     return found
 
 
+_BATCHING = partial(over_transformers, "over_continuous_batching", graphs=None)
 FIGURES = {
     "machine": Figure(60, kernel_figures.machine_speed),
     "decode_attention_1": Figure(30, kernel_figures.decode_attention(1)),
@@ -70,8 +71,9 @@ FIGURES = {
     # 12 GB are pinned, which a virtual machine's host may have to find first.
     "kv_cache": Figure(80, engine_figures.kv_cache),
     # Last: a figure that runs out of time takes its process along.
-    "transformers_static": Figure(120, partial(_of_transformers, "over_static_cache")),
-    "transformers_continuous": Figure(90, partial(_of_transformers, "over_continuous_batching")),
+    "transformers_static": Figure(120, partial(over_transformers, "over_static_cache")),
+    "transformers_continuous": Figure(60, _BATCHING),
+    "transformers_graphs": Figure(60, partial(_BATCHING, graphs=True)),
 }
 CAUSES = {name: Figure(80, causes.decode_steps(name)) for name in causes.VARIANTS}
 """What is measured to find a cause: no figures of the table."""

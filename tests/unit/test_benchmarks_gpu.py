@@ -373,51 +373,26 @@ def test_no_text_of_transformers_ends_early_and_none_pays_for_that(lab, monkeypa
     assert found["details"]["settings"]["attention"] == "sdpa"
 
 
-@pytest.fixture
-def ways(monkeypatch):
-    """Two ways of continuous batching, and how often each was asked for."""
-    times = {None: 2.0, True: 1.0}
-    asked = []
-
-    def continuous(lab, model, graphs):
-        asked.append(graphs)
-        if times[graphs] is None:
-            raise RuntimeError("no room for a graph")
-        return Timing((times[graphs],)), {"attention": "paged|sdpa", "use_cuda_graph": graphs}
-
-    monkeypatch.setattr(peer_figures, "_continuous", continuous)
-    return times, asked
-
-
 @pytest.mark.slow
-def test_continuous_batching_is_compared_with_its_faster_way(lab, ways, result):
-    times, asked = ways
-    found = peer_figures.over_continuous_batching(lab)
+@pytest.mark.parametrize("graphs", [None, True])
+def test_continuous_batching_is_timed_as_it_was_asked_for(lab, monkeypatch, result, graphs):
+    """On a CPU transformers records no graph, whatever it is told."""
+    asked, make = [], transformers.ContinuousBatchingConfig
+
+    def watched(**given):
+        asked.append(given)
+        return make(**given)
+
+    monkeypatch.setattr(transformers, "ContinuousBatchingConfig", watched)
+    monkeypatch.setattr(peer_figures, "_timed", lambda lab, run: Timing((2.0,)))
+    found = peer_figures.over_continuous_batching(lab, graphs=graphs)
+    point = "over_batching_with_graphs" if graphs else "over_continuous_batching"
     ours = found["details"]["nightjar"]["median_s"]
-    assert found["points"]["over_continuous_batching"] == pytest.approx(1 / ours, rel=1e-3)
-    assert found["details"]["fastest"] == "use_cuda_graph=True"
-    assert found["details"]["settings"]["use_cuda_graph"]
-    times[True] = 3.0
-    found = peer_figures.over_continuous_batching(lab)
-    assert found["details"]["fastest"] == "its defaults"
-    assert found["details"]["transformers"]["median_s"] == 2.0
-    assert asked == [None, True] * 2
-    figures = {"transformers_continuous": {"status": "measured"} | found}
-    page = command.page(result | {"figures": figures})
-    assert "| over transformers, continuous batching, without flash-attn |" in page
-
-
-@pytest.mark.slow
-def test_a_way_that_fails_is_told_and_the_other_counts(lab, ways, monkeypatch):
-    times, asked = ways
-    times[True] = None
-    found = peer_figures.over_continuous_batching(lab)
-    assert found["details"]["transformers"]["median_s"] == 2.0
-    assert "no room for a graph" in found["details"]["tried"]["use_cuda_graph=True"]["reason"]
-    monkeypatch.setattr(peer_figures, "SECOND_BEFORE_S", -1.0)
-    with pytest.raises(MeasuringError, match="no time left"):
-        peer_figures.over_continuous_batching(lab)
-    assert asked == [None, True]
+    assert found["points"] == {point: pytest.approx(2 / ours, rel=1e-3)}
+    assert asked == [{"use_cuda_graph": graphs}]
+    name = "transformers_graphs" if graphs else "transformers_continuous"
+    page = command.page(result | {"figures": {name: {"status": "measured"} | found}})
+    assert f"{name}: without flash-attn" in page
 
 
 @pytest.mark.parametrize(
