@@ -89,11 +89,9 @@ class Contest:
             runner = Runner(spec, record.precision, self._threads, log)
             loaded = runner.load(self._model)
             record.about = {
-                "load_s": loaded.seconds,
                 "versions": loaded.versions,
                 "settings": loaded.settings,
                 "start_mib": loaded.peak_mib,
-                "environment": spec.environment,
             }
         except SystemFailedError as error:
             record.failed = str(error)

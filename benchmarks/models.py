@@ -12,11 +12,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from .harness import CACHE
-from .weights import SHAPES, SPECIAL_TOKENS, SYLLABLES, Draw, Shape, gpt2_weights, llama_weights
+from .weights import SHAPES, SPECIAL_TOKENS, SYLLABLES, Shape, gpt2_weights, llama_weights
 
 
 def _vocabulary(size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
@@ -30,8 +31,6 @@ def _vocabulary(size: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
     base = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     merges = (merges + pairs + triples)[: size - len(base)]
     tokens = base + [left + right for left, right in merges]
-    if len(tokens) != size:
-        raise ValueError(f"vocabulary of {size}: at least {len(base)} and at most {len(tokens)}")
     return {token: index for index, token in enumerate(tokens)}, merges
 
 
@@ -78,7 +77,8 @@ def save_model(directory: Path, shape: Shape) -> Path:
     if done.is_file():
         return directory
     directory.mkdir(parents=True, exist_ok=True)
-    weights = _WEIGHTS[shape.family](shape, Draw(0))
+    torch.manual_seed(0)
+    weights = _WEIGHTS[shape.family](shape)
     save_file(weights, str(directory / "model.safetensors"), metadata={"format": "pt"})
     save_tokenizer(directory, shape.vocab_size)
     done.write_text(json.dumps(config_of(shape), indent=2))

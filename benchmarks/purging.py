@@ -80,8 +80,7 @@ def compute(store: Store, ref: MicroBatchRef, seconds: dict[str, list[float]]) -
         store.planning.dispatchable(16)
     with timed(seconds["claim"]):
         claimed = store.leases.claim(ref.id, ref.epoch, "worker", MODEL)
-    if claimed is None:
-        raise RuntimeError("the micro-batch is not to be claimed")
+    assert claimed is not None
     time.sleep(PAUSE_S)
     results = [
         NewResult(one.id, 200, {"text": "in the barn"}, prompt_tokens=3, completion_tokens=2)

@@ -211,8 +211,6 @@ def block(name: str, models: dict[str, Record], scaling: Record) -> str:
         return scaling_about(scaling)
     if kind == "curve":
         return curve(scaling, of)
-    if kind not in MODEL_BLOCKS:
-        raise ValueError(f"block {name!r}: known are scaling, curve, {', '.join(MODEL_BLOCKS)}")
     return MODEL_BLOCKS[kind](models[of or FIRST_MODEL])
 
 

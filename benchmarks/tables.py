@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
-import pyarrow.parquet as pq
 import sqlalchemy as sa
 
 from benchmarks.control_plane.services import fresh_database
@@ -62,23 +61,18 @@ def over_parquet(args: Namespace, folder: Path, *options: str | Path, night: int
     """From a file to a file."""
     source = folder / "in.parquet"
     rows(args.rows, night).to_parquet(source, index=False, row_group_size=_ROW_GROUP)
-    ends = 'parquet = "in.parquet"', 'parquet = "out.parquet"'
-    figures = run(args, folder, *ends, *options)
-    return _whole(figures, pq.read_metadata(folder / "out.parquet").num_rows)
+    return run(args, folder, 'parquet = "in.parquet"', 'parquet = "out.parquet"', *options)
 
 
 def over_postgresql(args: Namespace, folder: Path) -> Figures:
     """From a table to a table of the same database."""
+    source = 'sql = { url = "env:SHOP", query = "SELECT id, review FROM reviews" }'
+    sink = 'sql = { url = "env:SHOP", table = "answers" }'
     with fresh_database("postgresql", folder) as database:
         engine = sa.create_engine(with_driver(database.url))
         rows(args.rows).to_sql("reviews", engine, index=False, method="multi", chunksize=10_000)
-        source = 'sql = { url = "env:SHOP", query = "SELECT id, review FROM reviews" }'
-        sink = 'sql = { url = "env:SHOP", table = "answers" }'
-        figures = run(args, folder, source, sink, SHOP=database.url)
-        with engine.connect() as connection:
-            answered = connection.scalar(sa.text("SELECT count(*) FROM answers"))
         engine.dispose()
-    return _whole(figures, answered)
+        return run(args, folder, source, sink, SHOP=database.url)
 
 
 def two_nights(args: Namespace, folder: Path) -> Figures:
@@ -87,13 +81,6 @@ def two_nights(args: Namespace, folder: Path) -> Figures:
     first, second = (over_parquet(args, folder, *reuse, night=night) for night in range(2))
     ratio = round(first["seconds"] / second["seconds"], 1)
     return {"first": first, "second": second, "ratio": ratio}
-
-
-def _whole(figures: Figures, answered: int | None) -> Figures:
-    """Raises SystemExit unless every row has an answer."""
-    if answered != figures["rows"]:
-        raise SystemExit(f"{answered} of {figures['rows']} rows are in the sink")
-    return figures
 
 
 WAYS: dict[str, Callable[[Namespace, Path], Figures]] = {

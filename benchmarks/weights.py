@@ -74,20 +74,9 @@ MEASURED = (GPT2_SMALL.name, LLAMA_HALF.name)
 SHAPES = {shape.name: shape for shape in (GPT2_SMALL, LLAMA_HALF, TINY_GPT2, TINY_LLAMA)}
 
 
-class Draw:
-    """Seeded random numbers; called, normal ones."""
-
-    def __init__(self, seed: int) -> None:
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def __call__(self, *size: int, std: float, mean: float = 0.0) -> Tensor:
-        return torch.randn(*size, generator=self._generator).mul_(std).add_(mean)
-
-    def exponential(self, *size: int) -> Tensor:
-        return torch.empty(*size).exponential_(generator=self._generator)
-
-    def permutation(self, size: int) -> Tensor:
-        return torch.randperm(size, generator=self._generator)
+def normal(*size: int, std: float, mean: float = 0.0) -> Tensor:
+    """Random numbers, of torch's own generator: whoever makes a model seeds it."""
+    return torch.randn(*size).mul_(std).add_(mean)
 
 
 @dataclass(frozen=True)
@@ -104,26 +93,26 @@ class Keys:
     topic: Tensor
 
 
-def keys_of(shape: Shape, draw: Draw, width: int) -> Keys:
-    """The rule, drawn from the seed; `width` is the length of a row's key.
+def keys_of(shape: Shape, width: int) -> Keys:
+    """The rule, drawn at random; `width` is the length of a row's key.
 
     In each topic the rows follow each other in a circle of its own.  Words left over when the
     rows are full are in a row that follows nothing.
     """
     words = shape.vocab_size - FIRST_WORD
     full = words // TOPICS
-    number = draw.permutation(words)
+    number = torch.randperm(words)
     row, topic = number // TOPICS, number % TOPICS
     next_row = torch.empty(TOPICS, full, dtype=torch.long)
     for one in next_row:
-        circle = draw.permutation(full)
+        circle = torch.randperm(full)
         one[circle] = circle.roll(-1)
     following = next_row[topic, row.clamp(max=full - 1)]
-    salience = (STD * (draw.exponential(words, 1) - 1)).expand(-1, SAME)
-    rows = draw(-(-words // TOPICS), width, std=STD)
+    salience = (STD * (torch.empty(words, 1).exponential_() - 1)).expand(-1, SAME)
+    rows = normal(-(-words // TOPICS), width, std=STD)
     # At right angles: the more the head of the right topic stands out.
     topics = (
-        torch.linalg.qr(draw(shape.head_size, TOPICS, std=1.0)).Q.T * STD * shape.head_size**0.5
+        torch.linalg.qr(normal(shape.head_size, TOPICS, std=1.0)).Q.T * STD * shape.head_size**0.5
     )
 
     def of_tokens(part: Tensor) -> Tensor:
@@ -134,7 +123,7 @@ def keys_of(shape: Shape, draw: Draw, width: int) -> Keys:
     )
 
 
-def gpt2_weights(shape: Shape, draw: Draw) -> dict[str, Tensor]:
+def gpt2_weights(shape: Shape) -> dict[str, Tensor]:
     """Embedding: [salience | own key | following row's key | topic]."""
     width, inner, head = shape.hidden, shape.intermediate, shape.head_size
     std = 0.16 / width**0.5
@@ -146,20 +135,20 @@ def gpt2_weights(shape: Shape, draw: Draw) -> dict[str, Tensor]:
     }
     key = (width - head - SAME) // 2
     own, following = slice(SAME, SAME + key), slice(SAME + key, SAME + 2 * key)
-    keys = keys_of(shape, draw, key)
+    keys = keys_of(shape, key)
     weights = {
         "wte.weight": torch.cat([keys.salience, keys.own, keys.following, keys.topic], 1),
-        "wpe.weight": draw(shape.context, width, std=0.2 * STD),
-        "ln_f.weight": draw(width, std=0.05, mean=0.5),
-        "ln_f.bias": draw(width, std=0.05),
+        "wpe.weight": normal(shape.context, width, std=0.2 * STD),
+        "ln_f.weight": normal(width, std=0.05, mean=0.5),
+        "ln_f.bias": normal(width, std=0.05),
     }
     for layer in range(shape.layers):
         for norm in ("ln_1", "ln_2"):
-            weights[f"h.{layer}.{norm}.weight"] = draw(width, std=0.1, mean=1.0)
-            weights[f"h.{layer}.{norm}.bias"] = draw(width, std=0.1)
+            weights[f"h.{layer}.{norm}.weight"] = normal(width, std=0.1, mean=1.0)
+            weights[f"h.{layer}.{norm}.bias"] = normal(width, std=0.1)
         for name, size in sizes.items():
-            weights[f"h.{layer}.{name}.weight"] = draw(*size, std=std)
-            weights[f"h.{layer}.{name}.bias"] = draw(size[1], std=0.02)
+            weights[f"h.{layer}.{name}.weight"] = normal(*size, std=std)
+            weights[f"h.{layer}.{name}.bias"] = normal(size[1], std=0.02)
     # Or the head, which is the embedding, would favour words as salient as the newest.
     weights["ln_f.weight"][:SAME] = weights["ln_f.bias"][:SAME] = 0
     query_key_value = weights["h.0.attn.c_attn.weight"]
@@ -185,7 +174,7 @@ def _bring(values: Tensor, out: Tensor) -> None:
     out[:, -head:] = TOPIC_GAIN * STD * torch.eye(head)
 
 
-def llama_weights(shape: Shape, draw: Draw) -> dict[str, Tensor]:
+def llama_weights(shape: Shape) -> dict[str, Tensor]:
     """Embedding: [ones | salience | following row's key | topic]; head: the own key in place of the
     following row's, and zeros before it."""
     width, inner, head = shape.hidden, shape.intermediate, shape.head_size
@@ -200,7 +189,7 @@ def llama_weights(shape: Shape, draw: Draw) -> dict[str, Tensor]:
         "mlp.up_proj": (inner, width),
         "mlp.down_proj": (width, inner),
     }
-    keys = keys_of(shape, draw, width - head - 2 * SAME)
+    keys = keys_of(shape, width - head - 2 * SAME)
     ones = torch.full((shape.vocab_size, SAME), STD)
     nothing = torch.zeros(shape.vocab_size, 2 * SAME)
     weights = {
@@ -208,13 +197,13 @@ def llama_weights(shape: Shape, draw: Draw) -> dict[str, Tensor]:
             [ones, keys.salience, keys.following, keys.topic], 1
         ),
         "lm_head.weight": torch.cat([nothing, keys.own, keys.topic], 1),
-        "model.norm.weight": draw(width, std=0.05, mean=0.5),
+        "model.norm.weight": normal(width, std=0.05, mean=0.5),
     }
     for layer in range(shape.layers):
         for norm in ("input_layernorm", "post_attention_layernorm"):
-            weights[f"model.layers.{layer}.{norm}.weight"] = draw(width, std=0.1, mean=1.0)
+            weights[f"model.layers.{layer}.{norm}.weight"] = normal(width, std=0.1, mean=1.0)
         for name, size in sizes.items():
-            weights[f"model.layers.{layer}.{name}.weight"] = draw(*size, std=std)
+            weights[f"model.layers.{layer}.{name}.weight"] = normal(*size, std=std)
     # The last dimension of a head turns slowest with the position: less than 0.2 radians in all.
     first = {name: weights[f"model.layers.0.self_attn.{name}_proj.weight"] for name in "qkvo"}
     first["q"][head - 1, :SAME] = QUESTION / SAME

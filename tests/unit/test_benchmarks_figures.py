@@ -105,8 +105,6 @@ def test_time_to_first_token():
         "fresh_s": 6,
         "speedup": 3.0,
     }
-    with pytest.raises(ValueError, match="threes"):
-        first_token([1.0, 2.0])
 
 
 def system(name, precision, **measured):
@@ -243,7 +241,7 @@ def test_the_newest_figures_are_taken_of_each_model(tmp_path):
 
 
 def test_an_unknown_block_is_refused(peers):
-    with pytest.raises(ValueError, match="'rated'"):
+    with pytest.raises(KeyError, match="rated"):
         report.fill("<!-- figures: rated -->\n<!-- end of figures -->", peers, {})
 
 
