@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from .figures import Measured, SystemRecord, first_token
+from .figures import Measured, SystemRecord
 from .peers.protocol import Workload
 from .systems import SYSTEMS, Runner, SystemFailedError, SystemSpec
 
@@ -155,11 +155,8 @@ class Contest:
             say(f"{workload.name}: {record.label}: {error}")
             return
         measured.seconds.append(ran.seconds)
+        measured.outcomes.append(ran.outcome)
         record.peak_mib = ran.peak_mib
-        record.outcomes[workload.name] = ran.outcome
-        measured.tokens = sum(text.tokens for text in ran.outcome.generated)
-        if workload.name == "first_token":
-            record.first_token.append(first_token(ran.outcome.seconds_each))
         say(
             f"{workload.name}: {record.label}: {measured.units} of {measured.of} in "
             f"{ran.seconds:.2f} s, {measured.units / ran.seconds:.2f}/s"

@@ -13,15 +13,22 @@ from .peers.protocol import Outcome, Workload
 
 @dataclass
 class Measured:
-    """One workload of one system: `units` of it took `seconds`, once a round.
-
-    tokens: generated in a round.
-    """
+    """One workload of one system: `units` of it took `seconds` and gave `outcomes`, each round."""
 
     units: int
     of: int
     seconds: list[float] = field(default_factory=list)
-    tokens: int = 0
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the last round gave."""
+        return self.outcomes[-1]
+
+    @property
+    def tokens(self) -> int:
+        """Generated in a round."""
+        return sum(text.tokens for text in self.outcome.generated)
 
     @property
     def rate(self) -> float:
@@ -48,8 +55,6 @@ class SystemRecord:
     about: Figures = field(default_factory=dict)
     measured: dict[str, Measured] = field(default_factory=dict)
     workload_failures: dict[str, str] = field(default_factory=dict)
-    outcomes: dict[str, Outcome] = field(default_factory=dict)
-    first_token: list[dict[str, float]] = field(default_factory=list)
     peak_mib: float = 0.0
 
     @property
@@ -119,33 +124,33 @@ def record_figures(
     for name, one in record.measured.items():
         entry: Figures = {"units": one.units, "of": one.of, "rate": round(one.rate, 3)}
         entry["seconds"] = [round(seconds, 3) for seconds in one.seconds]
-        if texts := record.outcomes[name].generated:
+        if texts := one.outcome.generated:
             pairs = list(zip(workloads[name].generations, texts, strict=False))
             stops = [text.tokens < asked.max_tokens for asked, text in pairs if asked.stop]
             entry["tokens_a_text"] = round(one.tokens / len(pairs), 2)
             entry["tokens_per_s"] = round(one.token_rate, 2)
             if stops:
                 entry["ended_by_stop"] = round(sum(stops) / len(stops), 4)
-        if reference is not None and name in reference.outcomes and record is not reference:
-            entry |= agreement(reference.outcomes[name], record.outcomes[name])
+        if reference is not None and name in reference.measured and record is not reference:
+            entry |= agreement(reference.measured[name].outcome, one.outcome)
         measured[name] = entry
     figures |= record.about | {"peak_mib": round(record.peak_mib), "workloads": measured}
-    if record.first_token:
-        figures["first_token"] = median_first_token(record.first_token)
+    if "first_token" in record.measured:
+        figures["first_token"] = first_token(record.measured["first_token"])
     if record.workload_failures:
         figures["workload_failures"] = record.workload_failures
     return figures
 
 
-def first_token(seconds_each: Sequence[float]) -> dict[str, float]:
+def first_token(measured: Measured) -> dict[str, float]:
     """Of prompts in threes (prefix, the same and more, fresh): time to first token, seconds.
 
-    speedup: a fresh prompt's time over that of one whose first 80% were seen before.
+    speedup: a fresh prompt's time over that of one whose first 80% were seen before.  Medians of a
+    round, and then over the rounds.
     """
-    repeated, fresh = median(seconds_each[1::3]), median(seconds_each[2::3])
-    return {"repeated_s": repeated, "fresh_s": fresh, "speedup": fresh / repeated}
-
-
-def median_first_token(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Each figure's median over the rounds."""
-    return {name: round(median(one[name] for one in rounds), 4) for name in rounds[0]}
+    rounds = []
+    for outcome in measured.outcomes:
+        repeated, fresh = (median(outcome.seconds_each[place::3]) for place in (1, 2))
+        rounds.append((repeated, fresh, fresh / repeated))
+    medians = (round(median(column), 4) for column in zip(*rounds, strict=True))
+    return dict(zip(("repeated_s", "fresh_s", "speedup"), medians, strict=True))

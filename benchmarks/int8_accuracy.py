@@ -1,7 +1,6 @@
 """What int8 and bf16 cost in accuracy: their texts, scores and rankings beside fp32's.
 
-The demo model answers and ranks rows kept out of its training. bf16 does one part in SLOW_SHARE of
-the work where the processor only emulates it.
+The demo model answers and ranks rows kept out of its training.
 """
 
 import json
@@ -14,7 +13,6 @@ from statistics import mean
 
 from benchmarks.answers import answers, scores_of
 from benchmarks.harness import DATA, Benchmark, Figures
-from benchmarks.machine import has_bf16
 from benchmarks.real_run import CANDIDATES, candidates
 from examples.demo_training.data import STOP, VERDICTS, load_data
 from nightjar.checkpoints import ModelDirectory
@@ -24,8 +22,6 @@ from nightjar.requests import GenerateRequest, RankRequest, Request, SamplingPar
 
 SIZES = {"prompts": 200, "rankings": 100, "documents": CANDIDATES, "reviews": 3000}
 MAX_TOKENS = 48
-SLOW_SHARE = 5
-"""One in so many prompts, rankings and reviews."""
 
 Ranked = list[tuple[list[int], list[list[int]]]]
 """Queries with their documents, all as token ids."""
@@ -37,11 +33,6 @@ class Answers:
 
     texts: list[list[int]]
     scores: list[list[float]]
-
-
-def share_of(precision: str) -> int:
-    """One in how many parts of the work a precision does."""
-    return SLOW_SHARE if precision == "bf16" and not has_bf16() else 1
 
 
 def answer(
@@ -65,9 +56,9 @@ def share(hits: Sequence[bool]) -> float:
 
 
 def agreement(found: Answers, exact: Answers) -> dict[str, float]:
-    """How near answers are to the exact ones, as many as were found; NLL is in nats a token."""
-    texts = list(zip(found.texts, exact.texts, strict=False))
-    rankings = list(zip(found.scores, exact.scores, strict=False))
+    """How near answers are to the exact ones; NLL is in nats a token."""
+    texts = list(zip(found.texts, exact.texts, strict=True))
+    rankings = list(zip(found.scores, exact.scores, strict=True))
     deltas = [abs(a - b) for row, other in rankings for a, b in zip(row, other, strict=True)]
     return {
         "equal_texts": share([a == b for a, b in texts]),
@@ -94,12 +85,11 @@ def measure(args: Namespace, _: Path) -> Figures:
     found: dict[str, dict[str, float]] = {}
     exact: Answers | None = None
     for name in ("fp32", "bf16", "int8"):
-        model, part = load_model(directory, name), share_of(name)
-        chosen = prompts[: len(prompts) // part], rankings[: len(rankings) // part]
-        given = answer(model, tokenizer.token_bytes, *chosen)
+        model = load_model(directory, name)
+        given = answer(model, tokenizer.token_bytes, prompts, rankings)
         exact = exact or given
-        scores = answer(model, tokenizer.token_bytes, [], judged[: len(judged) // part]).scores
-        hits = [best(row) == one.verdict for row, one in zip(scores, reviews, strict=False)]
+        scores = answer(model, tokenizer.token_bytes, [], judged).scores
+        hits = [best(row) == one.verdict for row, one in zip(scores, reviews, strict=True)]
         found[name] = agreement(given, exact)
         found[name] |= {"review_accuracy": share(hits), "reviews": len(scores)}
         print(json.dumps({name: found[name]}), flush=True)

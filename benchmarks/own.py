@@ -12,7 +12,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from benchmarks.figures import SystemRecord, median_first_token
+from benchmarks.figures import SystemRecord, first_token
 from benchmarks.harness import Figures, seconds_of
 from benchmarks.peers.protocol import Workload
 from nightjar.checkpoints import ModelDirectory
@@ -51,8 +51,8 @@ def figures(
             own["mixed_over_even"] = round(took["even_lengths"] / took["mixed_lengths"], 3)
         if {"full_answers", "short_answers"} <= took.keys():
             own["full_over_short_time"] = round(took["full_answers"] / took["short_answers"], 3)
-        if record.first_token:
-            own["first_token"] = median_first_token(record.first_token)
+        if "first_token" in record.measured:
+            own["first_token"] = first_token(record.measured["first_token"])
         if {"prefill_only", "decode_from", "decode_to"} <= took.keys():
             own |= bare_share(record.precision, took, workloads, model)
     return found

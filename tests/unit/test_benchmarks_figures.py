@@ -18,8 +18,9 @@ from benchmarks.figures import (
 from benchmarks.peers.protocol import Generated, Generation, Outcome, Workload
 
 
-def record(system, precision, seconds, *, ours=False, units=10):
-    measured = {"generate": Measured(units, 10, seconds)}
+def record(system, precision, seconds, *, ours=False, units=10, tokens=0):
+    texts = [Generated("", tokens)] if tokens else []
+    measured = {"generate": Measured(units, 10, seconds, [Outcome(texts)])}
     return SystemRecord(system, precision, ours, measured=measured)
 
 
@@ -52,8 +53,8 @@ def test_ratios_over_the_fastest_peer():
 
 def test_ratios_by_generated_token():
     """Texts twice as long in the same time: the same requests a second, twice the tokens."""
-    ours, peer = record("nightjar", "int8", [2.0], ours=True), record("quick", "int8", [1.0])
-    ours.measured["generate"].tokens, peer.measured["generate"].tokens = 600, 150
+    ours = record("nightjar", "int8", [2.0], ours=True, tokens=600)
+    peer = record("quick", "int8", [1.0], tokens=150)
     by_request = ratios([ours, peer], ["generate"])["over_fastest_peer"]["int8"]
     assert by_request["generate"]["ratio"] == 0.5
     found = ratios([ours, peer], ["generate", "rank"], by_token=True)["over_fastest_peer"]["int8"]
@@ -68,9 +69,8 @@ def test_nothing_generated_has_no_ratio_by_token():
 def test_a_record_says_how_many_texts_ended_at_their_stop():
     asked = [Generation([1], 64, stop) for stop in ("a", "b", "c", None)]
     one = record("quick", "int8", [2.0, 4.0], units=4)
-    one.measured["generate"].tokens = 160
     texts = [Generated("", 12), Generated("", 20), Generated("", 64), Generated("", 64)]
-    one.outcomes["generate"] = Outcome(texts)
+    one.measured["generate"].outcomes = [Outcome(texts)]
     workloads = {"generate": Workload("generate", asked)}
     entry = record_figures(one, None, workloads)["workloads"]["generate"]
     assert entry == {
@@ -100,11 +100,9 @@ def test_agreement_over_the_part_both_have():
 
 
 def test_time_to_first_token():
-    assert first_token([9, 1, 4, 9, 3, 8, 9, 2, 6]) == {
-        "repeated_s": 2,
-        "fresh_s": 6,
-        "speedup": 3.0,
-    }
+    rounds = [[9, 1, 4, 9, 3, 8, 9, 2, 6], [9, 2, 6], [9, 4, 6]]
+    measured = Measured(9, 9, [1.0], [Outcome(seconds_each=each) for each in rounds])
+    assert first_token(measured) == {"repeated_s": 2, "fresh_s": 6, "speedup": 3.0}
 
 
 def system(name, precision, **measured):
