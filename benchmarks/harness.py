@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -163,6 +164,11 @@ def seconds_of(run: Callable[[], object]) -> float:
     began = time.perf_counter()
     run()
     return time.perf_counter() - began
+
+
+def data_beside(module: str, name: str) -> Figures:
+    """The TOML file of this name in a module's folder. module: its `__file__`."""
+    return tomllib.loads(Path(module).with_name(name).read_text(encoding="utf-8"))
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -7,7 +7,6 @@ detokenizer gives the same text.
 import hashlib
 import json
 import random
-import tomllib
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from .harness import CACHE
+from .harness import CACHE, data_beside
 from .weights import SHAPES, SPECIAL_TOKENS, SYLLABLES, Shape, gpt2_weights, llama_weights
 
 
@@ -54,11 +53,9 @@ def save_tokenizer(directory: Path, vocab_size: int) -> None:
 
 def config_of(shape: Shape) -> dict[str, Any]:
     """The shape's config.json: configs.toml says which of its fields is which of a family's."""
-    text = Path(__file__).with_name("configs.toml").read_text(encoding="utf-8")
-    family = tomllib.loads(text)[shape.family]
-    sizes = {name: getattr(shape, field) for name, field in family.pop("sizes").items()}
-    config: dict[str, Any] = family | sizes
-    return config
+    config: dict[str, Any] = data_beside(__file__, "configs.toml")[shape.family]
+    sizes = config.pop("sizes")
+    return config | {name: getattr(shape, field) for name, field in sizes.items()}
 
 
 _WEIGHTS = {"gpt2": gpt2_weights, "llama": llama_weights}

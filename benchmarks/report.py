@@ -11,6 +11,7 @@ its cells from the newest file of that name that has all of its figures, and the
 import json
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import reduce
 from operator import getitem
 from pathlib import Path
@@ -233,13 +234,10 @@ def filled(text: str, folder: Path) -> str:
 def _filled_table(found: re.Match[str], folder: Path) -> str:
     name, lines = found[1], found[3].splitlines()
     columns = _cells(lines[0])[1:-1]
-    for path in sorted(folder.glob(f"{name}-????-??-??.json"), reverse=True):
-        record = json.loads(path.read_text(encoding="utf-8"))
-        try:
+    for record in reversed(results(folder, name)):
+        with suppress(KeyError):  # an older kind of measurement, or another one of the same name
             rows = [_filled_row(line, columns, record) for line in lines[2:]]
-        except KeyError:  # an older kind of measurement, or another one of the same name
-            continue
-        return "\n".join([f"<!-- file: {path.name} -->", "", *lines[:2], *rows, ""])
+            return "\n".join([f"<!-- file: {record['file']} -->", "", *lines[:2], *rows, ""])
     raise LookupError(f"no {name}-DATE.json in {folder} has all figures of its table")
 
 

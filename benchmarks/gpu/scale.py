@@ -1,10 +1,9 @@
 """How large everything is, and its bytes and operations, which floors and rates are taken of."""
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from benchmarks.harness import data_beside
 from nightjar.checkpoints import ModelConfig
 
 
@@ -96,9 +95,4 @@ class Scale:
         return 2.0 * products + 4.0 * self.layers * self.hidden * pairs
 
 
-SCALES = {
-    name: Scale(**sizes)
-    for name, sizes in tomllib.loads(
-        Path(__file__).with_name("scales.toml").read_text(encoding="utf-8")
-    ).items()
-}
+SCALES = {name: Scale(**sizes) for name, sizes in data_beside(__file__, "scales.toml").items()}

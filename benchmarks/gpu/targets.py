@@ -1,11 +1,11 @@
 """Which figures there are, what they are held against, and how long each may take."""
 
-import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from pathlib import Path
+
+from benchmarks.harness import data_beside
 
 from . import causes, engine_figures, kernel_figures, launches
 from .lab import Lab, Points
@@ -80,8 +80,6 @@ CAUSES = {name: Figure(80, causes.decode_steps(name)) for name in causes.VARIANT
 
 TARGETS = tuple(
     Target(figure, point, **target)
-    for figure, points in tomllib.loads(
-        Path(__file__).with_name("targets.toml").read_text(encoding="utf-8")
-    ).items()
+    for figure, points in data_beside(__file__, "targets.toml").items()
     for point, target in points.items()
 )
