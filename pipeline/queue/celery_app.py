@@ -81,7 +81,7 @@ def create_celery_app(settings: Settings) -> Celery:
 
 def _transport_options(settings: Settings) -> dict[str, object]:
     """Options of kombu's Redis transport; docs/guides/operations.md says why each is set."""
-    key = settings.message_key
+    key, sentinels = settings.message_key, settings.broker_sentinel_password
     return {
         "priority_steps": [0, 9],
         "queue_order_strategy": "round_robin",
@@ -91,6 +91,13 @@ def _transport_options(settings: Settings) -> dict[str, object]:
         "health_check_interval": 10,
         # Not kombu's: Nightjar's own transport asks for it.
         "signer": Signer(key.get_secret_value()) if key else None,
+        # Of Sentinel alone; the sockets' limits would not reach it with a password.
+        "master_name": settings.broker_master_name,
+        "sentinel_kwargs": {
+            "socket_timeout": 5,
+            "socket_connect_timeout": 5,
+            "password": sentinels.get_secret_value() if sentinels else None,
+        },
     }
 
 

@@ -25,6 +25,7 @@ from typing import Any
 from kombu.exceptions import InconsistencyError
 from kombu.transport import TRANSPORT_ALIASES
 from kombu.transport.redis import Channel as RedisChannel
+from kombu.transport.redis import SentinelChannel as RedisSentinelChannel
 from kombu.transport.redis import Transport as RedisTransport
 from kombu.transport.virtual import Message
 from kombu.transport.virtual import QoS as VirtualQoS
@@ -225,7 +226,24 @@ class Transport(RedisTransport):  # type: ignore[misc]  # kombu is half typed
                 channel.qos.reject(delivery_tag)
 
 
+class SentinelChannel(Channel, RedisSentinelChannel):  # type: ignore[misc]
+    """A channel that asks Sentinel which server is the master, at each new connection."""
+
+    from_transport_options = (
+        *RedisSentinelChannel.from_transport_options,
+        *Channel.from_transport_options,
+    )
+
+
+class SentinelTransport(Transport):
+    """The transport of `sentinel://`."""
+
+    default_port = 26379
+    Channel = SentinelChannel
+
+
 def install() -> None:
-    """Make kombu use this transport for the Redis schemes."""
-    for scheme in ("redis", "rediss"):
-        TRANSPORT_ALIASES[scheme] = f"{__name__}:{Transport.__name__}"
+    """Make kombu use these transports for the Redis schemes."""
+    of_schemes = {"redis": Transport, "rediss": Transport, "sentinel": SentinelTransport}
+    for scheme, transport in of_schemes.items():
+        TRANSPORT_ALIASES[scheme] = f"{__name__}:{transport.__name__}"

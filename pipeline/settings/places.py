@@ -30,7 +30,19 @@ class PlaceSettings(BaseSettings):
     )
     broker_url: Annotated[SecretStr, read_by(*CONNECTED)] = Field(
         SecretStr("redis://127.0.0.1:6379/0"),
-        description="Redis or Valkey: `redis://:PASSWORD@HOST:6379/0`",
+        description="Redis or Valkey: `redis://:PASSWORD@HOST:6379/0`; with Sentinel "
+        "`sentinel://:PASSWORD@HOST:26379/0;sentinel://:PASSWORD@HOST:26379/0`",
+    )
+    broker_master_name: Annotated[str, read_by(*CONNECTED)] = Field(
+        "mymaster",
+        min_length=1,
+        description="the name under which Sentinel knows the broker's servers; only for "
+        "`sentinel://`",
+    )
+    broker_sentinel_password: Annotated[SecretStr | None, read_by(*CONNECTED)] = Field(
+        None,
+        description="password of the Sentinels themselves, if they ask for one; that of the broker "
+        "is in its URL",
     )
     message_key: Annotated[SecretStr | None, read_by(*CONNECTED)] = Field(
         None,

@@ -50,6 +50,16 @@ class PrivatePostgres:
             else:
                 return
 
+    def execute(self, command: str, *options: str) -> None:
+        """Run a program of the server, as the user that the server runs as."""
+        program = self._server.bin_path / command
+        subprocess.run([program, *options], check=True, user=self._server.system_user, timeout=60)
+
+    def give(self, folder: Path) -> None:
+        """Make that user the owner of a folder."""
+        if self._server.system_user is not None:
+            shutil.chown(folder, self._server.system_user)
+
     @contextmanager
     def fresh_database(self) -> Iterator[str]:
         """The URL of an empty schema; the server must run when the block ends."""

@@ -5,8 +5,12 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from redis.sentinel import Sentinel
 from sqlalchemy.engine import make_url
 
 from nightjar.jobs.errors import JobError
@@ -20,6 +24,7 @@ _ANSWER_S = 3.0
 _CLOCKS_DIFFER_S = 5.0
 _CLOCKS_BREAK_S = 60.0
 _FULL = 0.8
+_SENTINEL_PORT = 26379
 
 
 def check_database(settings: Settings) -> Iterator[Finding]:
@@ -54,19 +59,8 @@ def check_database(settings: Settings) -> Iterator[Finding]:
 
 def check_broker(settings: Settings) -> Iterator[Finding]:
     """Whether it answers, keeps its messages under pressure, and over a restart."""
-    url = settings.broker_url.get_secret_value()
-    if url.startswith("sentinel"):
-        yield warning(
-            "broker",
-            "it is reached through Sentinel, which is not checked",
-            "ask each server: maxmemory-policy noeviction, appendonly yes",
-        )
-        return
-    url = url.replace("redis+socket://", "unix://", 1)
     try:
-        with closing(
-            redis.Redis.from_url(url, socket_timeout=_ANSWER_S, socket_connect_timeout=_ANSWER_S)
-        ) as client:
+        with closing(_broker(settings)) as client:
             info: dict[str, Any] = client.info()
             seconds, micros = client.time()
     except (redis.RedisError, OSError, ValueError) as error:
@@ -97,6 +91,29 @@ def check_broker(settings: Settings) -> Iterator[Finding]:
             "start it with `appendonly yes`, unless that pause is fine",
         )
     yield _clock("the broker", seconds + micros / 1e6 - time.time())
+
+
+def _broker(settings: Settings) -> redis.Redis:
+    """A client of the broker; with Sentinel of the server that is the master now."""
+    url = settings.broker_url.get_secret_value()
+    limits: dict[str, Any] = {
+        "socket_timeout": _ANSWER_S,
+        "socket_connect_timeout": _ANSWER_S,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    if not url.startswith("sentinel://"):
+        return redis.Redis.from_url(url.replace("redis+socket://", "unix://", 1), **limits)
+    parts = [urlsplit(part) for part in url.split(";")]
+    secret = settings.broker_sentinel_password
+    sentinels: Any = Sentinel(  # type: ignore[no-untyped-call]
+        [(part.hostname, part.port or _SENTINEL_PORT) for part in parts],
+        sentinel_kwargs=limits | {"password": secret.get_secret_value() if secret else None},
+        username=unquote(parts[0].username or "") or None,
+        password=unquote(parts[0].password or "") or None,
+        **limits,
+    )
+    master: redis.Redis = sentinels.master_for(settings.broker_master_name)
+    return master
 
 
 def _memory(info: dict[str, Any]) -> Iterator[Finding]:
