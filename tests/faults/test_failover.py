@@ -46,6 +46,7 @@ def have_landed(system: System, before: int) -> bool:
     return False
 
 
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_standby_of_postgresql_is_promoted(
     tmp_path: Path, tiny_model: Path, undisturbed: Answers, note: Note
 ) -> None:
