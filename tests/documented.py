@@ -15,7 +15,7 @@ from tests.documents import ROOT, pages
 
 Key = tuple[str, str]
 SHELL = ("", "bash", "sh", "shell", "console", "zsh")
-OTHER_LANGUAGES = ("diff", "json", "mermaid", "python", "sql", "text", "toml", "yaml")
+OTHER_LANGUAGES = ("diff", "ini", "json", "mermaid", "python", "sql", "text", "toml", "yaml")
 # Also those of a list's item, which are indented.
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 

@@ -12,11 +12,10 @@ extern "C" int float_linear_works() {
 #endif
 }
 
-// Whether it adds two products of bfloat16 at once in every lane.  Processors with tiles multiply
-// faster still, by oneDNN.
+// Whether it adds two products of bfloat16 at once in every lane, and may do what it was built for.
 extern "C" int bfloat_linear_works() {
-#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
-  return 1;
+#if defined(__AVX512BF16__)
+  return nightjar::may_use_tile_registers();
 #else
   return 0;
 #endif

@@ -18,6 +18,9 @@ from nightjar.kernels.operands import HeadTable, Parts
 STORAGE = {torch.float32: "float", torch.bfloat16: "bfloat"}
 """The dtypes of stored weights, each with the prefix of its compiled functions' names."""
 
+LINE = 64
+"""Bytes of a row that lie together: kRun in float_product.h."""
+
 
 @dataclass(frozen=True)
 class FloatPanelWeight(PanelWeight):
@@ -35,6 +38,11 @@ class FloatPanelWeight(PanelWeight):
     def kernels(self) -> str:
         """As PanelWeight says."""
         return STORAGE[self.panels.dtype]
+
+    @property
+    def stride(self) -> int:
+        """As PanelWeight says."""
+        return filled_up(self.in_features, LINE // self.panels.itemsize)
 
     @property
     def panel_width(self) -> int:
@@ -131,7 +139,7 @@ def _in_panels(parts: list[Parts], storage: torch.dtype) -> FloatPanelWeight:
     kernels = compiled()
     width, word = int(kernels.float_panel_columns()), 4 // storage.itemsize
     n, whole = -(-out_features // width), out_features // width
-    stride = filled_up(in_features)
+    stride = filled_up(in_features, LINE // storage.itemsize)
     shape = n, len(parts), stride // word, width, word
     panels = in_huge_pages(torch.empty(shape, dtype=storage))
     # Zeros only where no weight is: to clear all of it took a fifth of the loading.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "low_rank.h"
+#include "tile_registers.h"
 
 #if defined(__AVX512F__) || defined(__FMA__)
 
@@ -29,11 +30,24 @@ constexpr int64_t kFloatBlockBytes = 1 << 19;            // of rows that stay in
 template <typename S>
 constexpr int kWord = sizeof(float) / sizeof(S);
 
+// Neighbouring numbers of a row that lie together in a tile.
+template <typename S>
+constexpr int kRun = kLine / static_cast<int>(sizeof(S));
+
+// The most rows of a tile.
+template <typename S>
+constexpr int kTallest = kFloatTileRows;
+
+#if NIGHTJAR_TILE_REGISTERS
+template <>
+constexpr int kTallest<Bfloat> = kRegisterRows;
+#endif
+
 // A weight, as Python hands it over: see float_linear.py.  S: what it is stored in.
 //
 // panels: S[n, stride / kWord, columns of a panel, kWord]; bias: float[n * columns of a panel], or
 // half of that for a gated weight, whose even panels hold gates and the odd ones after them what they
-// gate.  inputs, stride: numbers of a row, and those rounded up to 16.
+// gate.  inputs, stride: numbers of a row, and those rounded up to kRun.
 template <typename S>
 struct PanelWeight {
   const S* panels;
@@ -68,7 +82,10 @@ inline Vector multiplied(const Bfloat*, Vector word, Vector weights, Vector sum)
 }
 #endif
 
-inline Tiles float_tiles(int64_t n_rows) { return Tiles(n_rows, kFloatTileRows); }
+template <typename S>
+Tiles float_tiles(int64_t n_rows) {
+  return Tiles(n_rows, kTallest<S>);
+}
 
 // Rows in tiles of `stride` numbers a row: what a product reads, and where one may write for the next.
 template <typename S>
@@ -79,8 +96,8 @@ struct TiledRows {
   int64_t stride;
 
   S* at(int64_t row, int64_t first, int64_t height, int64_t column) const {
-    const int64_t segment = column / kSegment, within = column % kSegment;
-    return values + first * stride + (segment * height + row - first) * kSegment + within;
+    const int64_t run = column / kRun<S>, within = column % kRun<S>;
+    return values + first * stride + (run * height + row - first) * kRun<S> + within;
   }
   // Of kLanes columns from this one, how many there are room for.  Those past the product's columns
   // are zeros, as the next one wants them.
@@ -94,7 +111,7 @@ struct RoomOf<PanelWeight<S>> {
   S* inner;
 
   static RoomOf keep(int64_t n_rows, int64_t stride, int64_t inner) {
-    const int64_t filled = (inner + kSegment - 1) / kSegment * kSegment;
+    const int64_t filled = (inner + kRun<S> - 1) / kRun<S> * kRun<S>;
     return {room(kRows, n_rows * stride), room(kInner, n_rows * filled)};
   }
 
@@ -128,15 +145,15 @@ struct PlainRows {
 template <typename X, typename S>
 void tile_row(const X* x, int64_t inputs, const TiledRows<S>& rows, int64_t row, int64_t first,
               int64_t height) {
-  for (int64_t k = 0; k < rows.stride; k += kSegment) {
+  for (int64_t k = 0; k < rows.stride; k += kRun<S>) {
     S* to = rows.at(row, first, height, k);
     const X* from = x + k;
-    X last[kSegment] = {};
-    if (inputs - k < kSegment) {
+    X last[kRun<S>] = {};
+    if (inputs - k < kRun<S>) {
       std::copy_n(from, inputs - k, last);
       from = last;
     }
-    for (int i = 0; i < kSegment; i += kLanes) store(to + i, load(from + i));
+    for (int i = 0; i < kRun<S>; i += kLanes) store(to + i, load(from + i));
   }
 }
 
@@ -153,9 +170,9 @@ template <typename S, int R>
   Vector a[R], b[R], c[R];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) a[r] = b[r] = c[r] = Vector{};
-  for (int64_t k = 0; k < stride; k += kSegment, values += R * kSegment) {
+  for (int64_t k = 0; k < stride; k += kRun<S>, values += R * kRun<S>) {
 #pragma GCC unroll 4
-    for (int i = 0; i < kSegment; i += kWord<S>, panel += kStep) {
+    for (int i = 0; i < kRun<S>; i += kWord<S>, panel += kStep) {
       const Vector u = weights(0), v = weights(1), w = weights(2);
       for (int j = 0; j < kStep; j += kLine / static_cast<int>(sizeof(S))) {
         __builtin_prefetch(reinterpret_cast<const char*>(panel + j) + kAheadBytes);
@@ -163,7 +180,7 @@ template <typename S, int R>
       ahead.fetch();
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        const Vector x = spread(values + r * kSegment + i);
+        const Vector x = spread(values + r * kRun<S> + i);
         a[r] = multiplied(values, x, u, a[r]);
         b[r] = multiplied(values, x, v, b[r]);
         c[r] = multiplied(values, x, w, c[r]);
@@ -189,11 +206,49 @@ constexpr std::array<MultiplyFloats<S>, sizeof...(R)> multiplies(std::index_sequ
 template <typename S>
 constexpr auto kMultiplyFloats = multiplies<S>(std::make_index_sequence<kFloatTileRows>());
 
+template <typename S>
+void multiply_tile(const S* values, int64_t height, int64_t stride, const S* panel, Ahead ahead,
+                   float* sums) {
+  kMultiplyFloats<S>[height - 1](values, stride, panel, ahead, sums);
+}
+
+#if NIGHTJAR_TILE_REGISTERS
+// In the registers that TileRegisters has set up for this height: an instruction multiplies 16 words of
+// all rows with those of 16 channels.
+[[gnu::noinline]] inline void multiply_tile(const Bfloat* values, int64_t height, int64_t stride,
+                                            const Bfloat* panel, Ahead ahead, float* sums) {
+  constexpr int kWords = kRun<Bfloat> / kWord<Bfloat>;
+  constexpr int kRowBytes = kFloatColumns * static_cast<int>(sizeof(float));  // a word of a panel
+  const char* weights = reinterpret_cast<const char*>(panel);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  for (int64_t k = 0; k < stride; k += kRun<Bfloat>, values += height * kRun<Bfloat>) {
+    _tile_loadd(3, values, kLine);
+    _tile_loadd(4, weights, kRowBytes);
+    _tile_dpbf16ps(0, 3, 4);
+    _tile_loadd(5, weights + kLine, kRowBytes);
+    _tile_dpbf16ps(1, 3, 5);
+    _tile_loadd(6, weights + 2 * kLine, kRowBytes);
+    _tile_dpbf16ps(2, 3, 6);
+    for (int word = 0; word < kWords; ++word, weights += kRowBytes) {
+      for (int line = 0; line < kRowBytes; line += kLine) {
+        __builtin_prefetch(weights + line + kAheadBytes);
+      }
+      ahead.fetch();
+    }
+  }
+  _tile_stored(0, sums, kLine);
+  _tile_stored(1, sums + height * kLanes, kLine);
+  _tile_stored(2, sums + 2 * height * kLanes, kLine);
+}
+#endif
+
 // One tile of the result: `height` rows from `row` on and the columns of one panel.
 template <int A, bool kGated, typename S, typename To>
 void float_tile(const PanelWeight<S>& weight, const TiledRows<S>& rows, const To& to,
                 const Added& added, int64_t row, int64_t height, int64_t panel, Ahead ahead) {
-  constexpr int kSums = kFloatTileRows * kFloatColumns;
+  constexpr int kSums = kTallest<S> * kFloatColumns;
   constexpr int kParts = kGated ? 2 : 1;
   const int64_t panel_size = weight.stride * kFloatColumns;
   const S* weights = weight.panels + panel * kParts * panel_size;
@@ -201,8 +256,8 @@ void float_tile(const PanelWeight<S>& weight, const TiledRows<S>& rows, const To
   to.fetch(row, height, panel * kFloatColumns);
   alignas(64) float sums[kParts * kSums];
   for (int part = 0; part < kParts; ++part) {
-    kMultiplyFloats<S>[height - 1](rows.values + row * weight.stride, weight.stride,
-                                   weights + part * panel_size, ahead, sums + part * kSums);
+    multiply_tile(rows.values + row * weight.stride, height, weight.stride,
+                  weights + part * panel_size, ahead, sums + part * kSums);
     ahead.from += weight.steps() * ahead.step;
     if (!added) continue;
     added.widen(row, height, panel * kFloatColumns, kFloatRegisters, part == 1, sums + part * kSums);
@@ -215,6 +270,13 @@ void float_tile(const PanelWeight<S>& weight, const TiledRows<S>& rows, const To
       Vector x = activated<A>(load(place) + load(bias + i));
       if constexpr (kGated) x = x * (load(place + kSums) + load(bias + kFloatColumns + i));
       store_lanes(to.at(row + r, row, height, column), x, room);
+    }
+  }
+  const int64_t end = (panel + 1) * kFloatColumns;
+  if (end < weight.columns) return;
+  for (int64_t column = end; to.room(column) > 0; column += kLanes) {
+    for (int64_t r = 0; r < height; ++r) {
+      store_lanes(to.at(row + r, row, height, column), Vector{}, to.room(column));
     }
   }
 }
@@ -242,13 +304,15 @@ void multiply_all(Member& member, const PanelWeight<S>& weight, const TiledRows<
                   int64_t n_rows, int64_t activation, const To& to, const Added& added) {
   const auto tile = weight.gated ? float_tile_of<true, S, To>(activation)
                                  : float_tile_of<false, S, To>(activation);
-  const Tiles cut = float_tiles(n_rows);
+  const Tiles cut = float_tiles<S>(n_rows);
+  TileRegisters<S> registers;
   const int64_t row_bytes = weight.stride * static_cast<int64_t>(sizeof(S));
   const int64_t n_panels = (weight.columns + kFloatColumns - 1) / kFloatColumns;
   const Panels panels{weight.panels, n_panels, row_bytes * kFloatColumns * (weight.gated ? 2 : 1),
                       kFloatColumns * static_cast<int64_t>(sizeof(float))};
-  take_tiles(member, cut, panels, kFloatBlockBytes / (row_bytes * kFloatTileRows),
+  take_tiles(member, cut, panels, kFloatBlockBytes / (row_bytes * kTallest<S>),
              [&](int64_t i, int64_t panel, Ahead ahead) {
+               registers.set_up(cut.height(i));
                tile(weight, rows, to, added, cut.first_row(i), cut.height(i), panel, ahead);
              });
 }
@@ -257,7 +321,7 @@ void multiply_all(Member& member, const PanelWeight<S>& weight, const TiledRows<
 template <typename X, typename S>
 void tile_rows(Member& member, const X* x, int64_t x_stride, int64_t n_rows, int64_t inputs,
                const TiledRows<S>& rows) {
-  share_rows(member, float_tiles(n_rows), [&](int64_t row, int64_t first, int64_t height) {
+  share_rows(member, float_tiles<S>(n_rows), [&](int64_t row, int64_t first, int64_t height) {
     fetch(x + (row + 1) * x_stride, inputs);
     tile_row(x + row * x_stride, inputs, rows, row, first, height);
   });
@@ -268,7 +332,7 @@ template <typename S>
 void tile_normalized(Member& member, const Stream& stream, int64_t n_rows,
                      const TiledRows<S>& rows) {
   std::vector<float> normal(stream.norm.size);
-  share_rows(member, float_tiles(n_rows), [&](int64_t row, int64_t first, int64_t height) {
+  share_rows(member, float_tiles<S>(n_rows), [&](int64_t row, int64_t first, int64_t height) {
     stream.normalized(row, normal.data());
     tile_row(normal.data(), stream.norm.size, rows, row, first, height);
   });
@@ -279,7 +343,7 @@ void tile_normalized(Member& member, const Stream& stream, int64_t n_rows,
 template <typename S>
 void narrow_tiled(Member& member, const Added& added, const TiledRows<S>& rows, int64_t n_rows,
                   int64_t inputs) {
-  const Tiles cut = float_tiles(n_rows);
+  const Tiles cut = float_tiles<S>(n_rows);
   added.narrow(member, inputs, [&](int64_t row, float* to) {
     const int64_t tile = cut.tile_of(row), first = cut.first_row(tile), height = cut.height(tile);
     for (int64_t k = 0; k < inputs; k += kLanes) {

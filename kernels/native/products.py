@@ -240,9 +240,9 @@ def feed_forward_onto(
     _feed_forward((residual, delta, norm), up, down, activation, residual, _ADDENDS, added)
 
 
-def filled_up(inputs: int) -> int:
-    """Return the inputs, padded to whole segments."""
-    return -(-inputs // SEGMENT) * SEGMENT
+def filled_up(inputs: int, run: int = SEGMENT) -> int:
+    """Return the inputs, padded to whole runs of what lies together of a row."""
+    return -(-inputs // run) * run
 
 
 def by_panel(x: Tensor, panels: int, width: int) -> Tensor:

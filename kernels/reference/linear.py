@@ -16,6 +16,13 @@ For one row oneDNN takes a matrix-vector product, whose sums run in another orde
 result would depend on the number of rows.
 """
 
+BFLOAT_ROWS = 32
+"""Rows of every product of bfloat16.
+
+On processors with AMX, oneDNN chooses how it cuts the sums by the number of rows.  Only products of
+one shape are cut alike.
+"""
+
 # Activation -> oneDNN's name for it and its variant.
 FUSED = {
     None: ("none", ""),
@@ -82,16 +89,21 @@ def pack_float(weight: Tensor, bias: Tensor | None) -> FloatWeight:
 def float_linear(x: Tensor, weight: FloatWeight, activation: str | None) -> Tensor:
     """Multiply x [T, in] by the weight, as `kernels.linear` does: [T, out] in x's dtype."""
     rows = x.shape[0]
+    if weight.packed and x.dtype == torch.bfloat16:
+        x = F.pad(x, (0, 0, 0, -rows % BFLOAT_ROWS))
+        parts = [_packed_linear(part, weight, activation) for part in x.split(BFLOAT_ROWS)]
+        return torch.cat(parts)[:rows]
     if rows < MIN_ROWS:
         x = F.pad(x, (0, 0, 0, MIN_ROWS - rows))
     if weight.packed:
-        name, variant = FUSED[activation]
-        # A fused activation runs over whole vectors only, so that no element's bits depend on
-        # its position in the tensor.
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(
-            x, weight.data, weight.bias, name, [], variant
-        )
-    else:
-        y = F.linear(x, weight.data, weight.bias)
-        y = y if activation is None else apply_activation(y, activation)
-    return y[:rows]
+        return _packed_linear(x, weight, activation)[:rows]
+    y = F.linear(x, weight.data, weight.bias)
+    return (y if activation is None else apply_activation(y, activation))[:rows]
+
+
+def _packed_linear(x: Tensor, weight: FloatWeight, activation: str | None) -> Tensor:
+    # A fused activation runs over whole vectors only, so that no element's bits depend on its
+    # position in the tensor.
+    name, variant = FUSED[activation]
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight.data, weight.bias, name, [], variant)
+    return y

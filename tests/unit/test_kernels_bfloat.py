@@ -5,6 +5,7 @@ import torch
 
 from nightjar import kernels
 from nightjar.kernels import native
+from tests.cpu_blocks import a_norm, normal, pack
 from tests.float_products import case
 
 needs_bfloat16 = pytest.mark.skipif(
@@ -31,6 +32,21 @@ def test_rows_in_half_precision_are_those_in_floats():
     packed = kernels.pack_linear(weight, bias, "bfloat16")
     halves = x.half()
     assert torch.equal(kernels.linear(halves, packed), kernels.linear(halves.float(), packed))
+
+
+@needs_bfloat16
+def test_what_lies_between_two_products_past_their_columns_is_zero():
+    norm = a_norm(64, True)
+    up, down = pack(3072, 64, "bfloat16"), pack(64, 3072, "bfloat16")
+    none = torch.full((40, 64), torch.nan)
+    left = kernels.feed_forward(none, None, norm, up, down, "silu", torch.float32)
+    assert left.isnan().all()  # and so were the rows between the products
+    for inner in (48, 80, 144):
+        up, down = pack(inner, 64, "bfloat16"), pack(64, inner, "bfloat16", seed=7)
+        residual = normal(40, 64)
+        found = kernels.feed_forward(residual, None, norm, up, down, "relu", torch.float32)
+        between = kernels.normed_linear(residual, None, norm, up, torch.float32).relu()
+        assert torch.equal(found, kernels.linear(between, down))
 
 
 @needs_bfloat16
