@@ -41,8 +41,12 @@ class Heartbeats:
         statement = fresh.on_conflict_do_update(
             index_elements=[worker.c.owner], set_={"counter": worker.c.counter + 1, **written}
         )
-        # With the limit of a probe: a beat that takes longer is no sign of life.
-        self._database.write(lambda connection: connection.execute(statement), probe=True)
+        # With the limit of a probe: a beat that takes longer is no sign of life. Not durable: the
+        # sweeper sees that a counter changes, so a lost beat costs nothing, and hundreds of workers
+        # wait for no disk and no standby.
+        self._database.write(
+            lambda connection: connection.execute(statement), durable=False, probe=True
+        )
 
     def compute_seconds(self) -> ComputeSeconds:
         """The sum over all workers of what their last beats said; ended workers count too."""

@@ -20,6 +20,7 @@ from nightjar.jobs.store.bulk import BulkInsert, BulkUpdate, driver_value
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.json_text import dump_json, load_json
 from nightjar.jobs.store.tables import micro_batch, request, result, worker
+from nightjar.jobs.workers import ComputeSeconds
 from tests.jobs import planned, submit
 from tests.outcomes import claim, compute
 
@@ -156,7 +157,7 @@ def test_only_what_need_not_last_skips_the_disk(database: Database) -> None:
     assert found == [lasting if durable else not_lasting for durable in kinds]
 
 
-def test_claims_need_not_last_but_results_must(
+def test_beats_and_claims_need_not_last_but_results_must(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kinds: list[bool] = []
@@ -168,9 +169,10 @@ def test_claims_need_not_last_but_results_must(
 
     _, (ref,) = planned(store, 1)
     monkeypatch.setattr(Database, "write", noting)
+    store.heartbeats.beat("worker", ComputeSeconds())
     store.planning.mark_dispatched([ref])
     assert compute(store, ref)  # claim, finish
-    assert kinds == [False, False, True]
+    assert kinds == [False, False, False, True]
 
 
 def test_a_store_that_is_told_to_be_quick_stays_so(tmp_path: Path) -> None:
