@@ -18,9 +18,6 @@ from nightjar.kernels.operands import HeadTable, Parts
 STORAGE = {torch.float32: "float", torch.bfloat16: "bfloat"}
 """The dtypes of stored weights, each with the prefix of its compiled functions' names."""
 
-LINE = 64
-"""Bytes of a row that lie together: kRun in float_product.h."""
-
 
 @dataclass(frozen=True)
 class FloatPanelWeight(PanelWeight):
@@ -31,18 +28,12 @@ class FloatPanelWeight(PanelWeight):
     by the panel of the gated channels.
     """
 
-    panels: Tensor
     bias: Tensor
 
     @property
     def kernels(self) -> str:
         """As PanelWeight says."""
         return STORAGE[self.panels.dtype]
-
-    @property
-    def stride(self) -> int:
-        """As PanelWeight says."""
-        return filled_up(self.in_features, LINE // self.panels.itemsize)
 
     @property
     def panel_width(self) -> int:
@@ -139,7 +130,7 @@ def _in_panels(parts: list[Parts], storage: torch.dtype) -> FloatPanelWeight:
     kernels = compiled()
     width, word = int(kernels.float_panel_columns()), 4 // storage.itemsize
     n, whole = -(-out_features // width), out_features // width
-    stride = filled_up(in_features, LINE // storage.itemsize)
+    stride = filled_up(in_features, storage.itemsize)
     shape = n, len(parts), stride // word, width, word
     panels = in_huge_pages(torch.empty(shape, dtype=storage))
     # Zeros only where no weight is: to clear all of it took a fifth of the loading.

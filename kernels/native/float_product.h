@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "low_rank.h"
-#include "tile_registers.h"
 
 #if defined(__AVX512F__) || defined(__FMA__)
 
@@ -30,17 +29,17 @@ constexpr int64_t kFloatBlockBytes = 1 << 19;            // of rows that stay in
 template <typename S>
 constexpr int kWord = sizeof(float) / sizeof(S);
 
-// Neighbouring numbers of a row that lie together in a tile.
-template <typename S>
-constexpr int kRun = kLine / static_cast<int>(sizeof(S));
-
-// The most rows of a tile.
+// The most rows of a tile, and how many tile registers hold its sums.
 template <typename S>
 constexpr int kTallest = kFloatTileRows;
+template <typename S>
+constexpr int kSumRegisters = 0;
 
 #if NIGHTJAR_TILE_REGISTERS
 template <>
 constexpr int kTallest<Bfloat> = kRegisterRows;
+template <>
+constexpr int kSumRegisters<Bfloat> = kFloatRegisters;
 #endif
 
 // A weight, as Python hands it over: see float_linear.py.  S: what it is stored in.
@@ -305,7 +304,7 @@ void multiply_all(Member& member, const PanelWeight<S>& weight, const TiledRows<
   const auto tile = weight.gated ? float_tile_of<true, S, To>(activation)
                                  : float_tile_of<false, S, To>(activation);
   const Tiles cut = float_tiles<S>(n_rows);
-  TileRegisters<S> registers;
+  TileRegisters registers(kSumRegisters<S>);
   const int64_t row_bytes = weight.stride * static_cast<int64_t>(sizeof(S));
   const int64_t n_panels = (weight.columns + kFloatColumns - 1) / kFloatColumns;
   const Panels panels{weight.panels, n_panels, row_bytes * kFloatColumns * (weight.gated ? 2 : 1),

@@ -45,7 +45,6 @@ class Int8PanelWeight(PanelWeight):
     Between a feed-forward block's two products the rows are in half precision: INNER_RANGE.
     """
 
-    panels: Tensor
     offsets: Tensor
     scales: Tensor
     bias: Tensor
@@ -120,7 +119,7 @@ def _in_panels(parts: list[Parts]) -> Int8PanelWeight:
 def _panels(parts: list[Parts]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the panels of some channels, with offsets, scales and biases, as in PanelWeight."""
     out_features, in_features = parts[0][0].shape
-    width, words = COLUMNS // len(parts), filled_up(in_features) // WORD
+    width, words = COLUMNS // len(parts), filled_up(in_features, 1) // WORD
     n = -(-out_features // width)
     data, scales, biases = [], [], []
     for weight, bias in parts:

@@ -16,8 +16,14 @@ namespace nightjar {
 
 constexpr int kRegisters = 4;     // of int32 sums, side by side in a panel
 constexpr int kColumns = kRegisters * kLanes;  // of a panel
-constexpr int kByteRows = 6;      // 6 x 4 accumulators leave room in 32 registers for the operands
+constexpr int kVectorRows = 6;    // 6 x 4 accumulators leave room in 32 registers for the operands
+#if NIGHTJAR_TILE_REGISTERS
+constexpr int kByteRows = kRegisterRows;
+#else
+constexpr int kByteRows = kVectorRows;
+#endif
 constexpr int kBytes = 4;         // products that one instruction adds up in a lane
+constexpr int kByteRun = kRun<uint8_t>;
 constexpr int kZero = 128;        // activations are stored unsigned: value + kZero
 constexpr float kLimit = 127.0f;  // largest absolute value of a quantised activation
 constexpr float kLeastPeak = 1e-30f;      // a row of zeros needs some scale
@@ -40,7 +46,7 @@ inline void store(Inner* to, Vector x) { store(&to->scaled, x * splat(1.0f / Inn
 // A weight, as Python hands it over: see int8_linear.py.
 //
 // panels: int8[n, stride / 4, 64, 4]; offsets: int32, -128 times the sum of the weight's row, scales
-// and bias: float, each [n * 64].  inputs, stride: numbers of a row, and those rounded up to 16.
+// and bias: float, each [n * 64].  inputs, stride: numbers of a row, and those rounded up to a run.
 // gated: each panel holds 32 columns, their gates first.
 struct Weight {
   const int8_t* panels;
@@ -52,6 +58,11 @@ struct Weight {
   int64_t columns;
   int64_t gated;
 };
+
+// Few rows are multiplied sooner by vectors than in tile registers; the sums are the same.
+inline Tiles byte_tiles(int64_t n_rows) {
+  return Tiles(n_rows, n_rows <= 2 * kVectorRows ? kVectorRows : kByteRows);
+}
 
 // Quantised rows in tiles, and the size of one step of each.
 struct Rows {
@@ -72,18 +83,20 @@ struct RoomOf<Weight> {
   }
 };
 
+// The first `n` lanes, fewer than all; none if n is negative.
+inline __mmask16 first_lanes(int64_t n) { return n > 0 ? static_cast<__mmask16>((1 << n) - 1) : 0; }
+
 // The lanes of a row from i on, zeros past its k numbers.
 inline __m512 lanes_at(const float* x, int64_t i, int64_t k) {
   const int64_t left = k - i;
-  return left >= kLanes ? _mm512_loadu_ps(x + i)
-                        : _mm512_maskz_loadu_ps(static_cast<__mmask16>((1 << left) - 1), x + i);
+  return left >= kLanes ? _mm512_loadu_ps(x + i) : _mm512_maskz_loadu_ps(first_lanes(left), x + i);
 }
 
 inline __m512 lanes_at(const Half* x, int64_t i, int64_t k) {
   const int64_t left = k - i;
   const __m256i bits = left >= kLanes
                            ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i))
-                           : _mm256_maskz_loadu_epi16(static_cast<__mmask16>((1 << left) - 1), x + i);
+                           : _mm256_maskz_loadu_epi16(first_lanes(left), x + i);
   return _mm512_cvtph_ps(bits);
 }
 
@@ -125,7 +138,8 @@ inline float peak_of(const Half* x, int64_t k) {
 
 inline float peak_of(const Inner* x, int64_t k) { return peak_of(&x->scaled, k); }
 
-// Scales a row by its largest absolute value onto -kLimit..kLimit, into a tile of `height` rows.
+// Scales a row by its largest absolute value onto -kLimit..kLimit, into its place `out` in a tile of
+// `height` rows.
 //
 // A row that is not finite gets a scale, and so a result, that is not finite.
 template <typename X>
@@ -136,11 +150,15 @@ inline void quantize_row(const X* x, int64_t k, int64_t stride, int64_t height, 
   *scale = peak / kLimit * (std::is_same_v<X, Inner> ? Inner::kScale : 1.0f);
   const __m512 inverse = _mm512_set1_ps(kLimit / peak);
   const __m512i zero = _mm512_set1_epi32(kZero);
-  for (int64_t i = 0; i < stride; i += kSegment, out += height * kSegment) {
-    // Rounded to nearest even.
-    const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(lanes_at(x, i, k), inverse));
-    const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_add_epi32(rounded, zero));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), bytes);
+  for (int64_t run = 0; run < stride; run += kByteRun, out += height * kByteRun) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kByteRun; i += kLanes) {
+      // Rounded to nearest even.
+      const __m512 scaled = _mm512_mul_ps(lanes_at(x, run + i, k), inverse);
+      const __m512i rounded = _mm512_cvtps_epi32(scaled);
+      const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_add_epi32(rounded, zero));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i), bytes);
+    }
   }
 }
 
@@ -159,9 +177,9 @@ template <int R>
     c[r] = _mm512_loadu_si512(offsets + 2 * kLanes);
     d[r] = _mm512_loadu_si512(offsets + 3 * kLanes);
   }
-  for (int64_t k = 0; k < stride; k += kSegment, values += R * kSegment) {
+  for (int64_t k = 0; k < stride; k += kByteRun, values += R * kByteRun) {
 #pragma GCC unroll 4
-    for (int word = 0; word < kSegment / kBytes; ++word, panel += kColumns * kBytes) {
+    for (int word = 0; word < kByteRun / kBytes; ++word, panel += kColumns * kBytes) {
       __m512i w[kRegisters];
 #pragma GCC unroll 4
       for (int i = 0; i < kRegisters; ++i) {
@@ -172,7 +190,7 @@ template <int R>
 #pragma GCC unroll 6
       for (int r = 0; r < R; ++r) {
         int32_t bytes;
-        std::memcpy(&bytes, values + r * kSegment + word * kBytes, sizeof(bytes));
+        std::memcpy(&bytes, values + r * kByteRun + word * kBytes, sizeof(bytes));
         const __m512i x = _mm512_set1_epi32(bytes);
         // Written out, as GCC 12 keeps the accumulators of the intrinsic in memory.
         asm("vpdpbusd %2, %1, %0" : "+v"(a[r]) : "v"(x), "v"(w[0]));
@@ -191,6 +209,57 @@ template <int R>
   }
 }
 
+#if NIGHTJAR_TILE_REGISTERS
+// In the registers that TileRegisters has set up for this height: an instruction multiplies 16 words of
+// all rows with those of 16 channels.
+[[gnu::noinline]] inline void multiply_in_tiles(const uint8_t* values, int64_t height, int64_t stride,
+                                                const int8_t* panel, const int32_t* offsets,
+                                                Ahead ahead, int32_t* sums) {
+  constexpr int kWordBytes = kColumns * kBytes;  // of a panel
+  _tile_loadd(0, offsets, 0);  // the same in every row
+  _tile_loadd(1, offsets + kLanes, 0);
+  _tile_loadd(2, offsets + 2 * kLanes, 0);
+  _tile_loadd(3, offsets + 3 * kLanes, 0);
+  for (int64_t k = 0; k < stride; k += kByteRun, values += height * kByteRun) {
+    _tile_loadd(4, values, kLine);
+    _tile_loadd(5, panel, kWordBytes);
+    _tile_dpbusd(0, 4, 5);
+    _tile_loadd(6, panel + kLine, kWordBytes);
+    _tile_dpbusd(1, 4, 6);
+    _tile_loadd(7, panel + 2 * kLine, kWordBytes);
+    _tile_dpbusd(2, 4, 7);
+    _tile_loadd(5, panel + 3 * kLine, kWordBytes);
+    _tile_dpbusd(3, 4, 5);
+    for (int word = 0; word < kByteRun / kBytes; ++word, panel += kWordBytes) {
+      for (int line = 0; line < kWordBytes; line += kLine) {
+        _mm_prefetch(reinterpret_cast<const char*>(panel + kAheadBytes + line), _MM_HINT_T0);
+      }
+      ahead.fetch();
+    }
+  }
+  _tile_stored(0, sums, kLine);
+  _tile_stored(1, sums + height * kLanes, kLine);
+  _tile_stored(2, sums + 2 * height * kLanes, kLine);
+  _tile_stored(3, sums + 3 * height * kLanes, kLine);
+}
+#endif
+
+using Multiply = void (*)(const uint8_t*, int64_t, const int8_t*, const int32_t*, Ahead, int32_t*);
+
+// By the number of rows.
+constexpr Multiply kMultiply[] = {nullptr,     multiply<1>, multiply<2>, multiply<3>,
+                                  multiply<4>, multiply<5>, multiply<6>};
+
+inline void multiply_tile(const uint8_t* values, int64_t height, int64_t stride, const int8_t* panel,
+                          const int32_t* offsets, Ahead ahead, int32_t* sums) {
+#if NIGHTJAR_TILE_REGISTERS
+  if (height > kVectorRows) {
+    return multiply_in_tiles(values, height, stride, panel, offsets, ahead, sums);
+  }
+#endif
+  kMultiply[height](values, stride, panel, offsets, ahead, sums);
+}
+
 // What kLanes columns add to the sums of any row.
 struct Channels {
   Vector scales;
@@ -206,43 +275,45 @@ struct Channels {
   }
 };
 
-// What is added to R rows from `row` on, in the order of a tile's sums: [kRegisters, R, kLanes].  A row
-// without an adapter gets negative zeros, which change no number.  Returns whether there is anything.
-template <bool kGated, int R>
-bool more_of(const Added& added, int64_t row, int64_t column, float* more) {
+// What is added to `height` rows from `row` on, in the order of a tile's sums: [kRegisters, height,
+// kLanes].  A row without an adapter gets negative zeros, which change no number.  Returns whether there
+// is anything.
+template <bool kGated>
+bool more_of(const Added& added, int64_t row, int64_t height, int64_t column, float* more) {
   constexpr int kHalf = kRegisters / 2;
-  std::fill(more, more + kRegisters * R * kLanes, -0.0f);
-  if constexpr (!kGated) return added.widen(row, R, column, kRegisters, false, more);
-  const bool gates = added.widen(row, R, column, kHalf, false, more);
-  return added.widen(row, R, column, kHalf, true, more + kHalf * R * kLanes) || gates;
+  std::fill(more, more + kRegisters * height * kLanes, -0.0f);
+  if constexpr (!kGated) return added.widen(row, height, column, kRegisters, false, more);
+  const bool gates = added.widen(row, height, column, kHalf, false, more);
+  return added.widen(row, height, column, kHalf, true, more + kHalf * height * kLanes) || gates;
 }
 
-// One tile of the result, of R rows and the columns of one panel.
-template <int A, bool kGated, typename Out, int R>
+// One tile of the result: `height` rows from `row` on and the columns of one panel.
+template <int A, bool kGated, typename Out>
 void tile(const Weight& weight, const Rows& rows, Out* result, const Added& added, int64_t row,
-          int64_t panel, Ahead ahead) {
+          int64_t height, int64_t panel, Ahead ahead) {
+  constexpr int kSums = kRegisters * kByteRows * kLanes;
   constexpr int kResults = kGated ? kRegisters / 2 : kRegisters, kWidth = kResults * kLanes;
   const int64_t column = panel * kColumns, columns = weight.columns;
   Out* to = result + row * columns + panel * kWidth;
   // The result's lines are prefetched now and are in the cache when the sums are ready.
-  for (int r = 0; r < R; ++r) fetch_to_write(to + r * columns, kWidth);
-  alignas(64) int32_t sums[kRegisters * R * kLanes];
-  multiply<R>(rows.values + row * weight.stride, weight.stride,
-              weight.panels + column * weight.stride, weight.offsets + column, ahead, sums);
-  alignas(64) float more[kRegisters * R * kLanes];
-  const bool has_more = added && more_of<kGated, R>(added, row, panel * kWidth, more);
+  for (int64_t r = 0; r < height; ++r) fetch_to_write(to + r * columns, kWidth);
+  alignas(64) int32_t sums[kSums];
+  multiply_tile(rows.values + row * weight.stride, height, weight.stride,
+                weight.panels + column * weight.stride, weight.offsets + column, ahead, sums);
+  alignas(64) float more[kSums];
+  const bool has_more = added && more_of<kGated>(added, row, height, panel * kWidth, more);
   for (int i = 0; i < kResults; ++i) {
     const int64_t width = columns - panel * kWidth - i * kLanes;
-    const int32_t* place = sums + i * R * kLanes;
+    const int32_t* place = sums + i * height * kLanes;
     const Channels channels(weight, column + i * kLanes);
     const Channels gated(weight, column + (kGated ? kWidth : 0) + i * kLanes);
-    for (int r = 0; r < R; ++r, place += kLanes) {
+    for (int64_t r = 0; r < height; ++r, place += kLanes) {
       const Vector scale = splat(rows.scales[row + r]);
       Vector x = channels.finished(place, scale);
       if (has_more) x = x + load(more + (place - sums));
       x = activated<A, std::is_same_v<Out, Inner>>(x);
       if constexpr (kGated) {
-        const int32_t* other = place + kResults * R * kLanes;
+        const int32_t* other = place + kResults * height * kLanes;
         Vector y = gated.finished(other, scale);
         if (has_more) y = y + load(more + (other - sums));
         x = x * y;
@@ -253,26 +324,20 @@ void tile(const Weight& weight, const Rows& rows, Out* result, const Added& adde
 }
 
 template <typename Out>
-using TileOf = void (*)(const Weight&, const Rows&, Out*, const Added&, int64_t, int64_t, Ahead);
-
-// By the number of rows.
-template <int A, bool kGated, typename Out>
-constexpr TileOf<Out> kTiles[] = {nullptr,
-                                  tile<A, kGated, Out, 1>, tile<A, kGated, Out, 2>,
-                                  tile<A, kGated, Out, 3>, tile<A, kGated, Out, 4>,
-                                  tile<A, kGated, Out, 5>, tile<A, kGated, Out, 6>};
+using TileOf = void (*)(const Weight&, const Rows&, Out*, const Added&, int64_t, int64_t, int64_t,
+                        Ahead);
 
 template <bool kGated, typename Out>
-const TileOf<Out>* tiles_of(int64_t activation) {
+TileOf<Out> tile_of(int64_t activation) {
   if constexpr (!std::is_same_v<Out, float> && !std::is_same_v<Out, Inner>) {
-    return kTiles<kNone, kGated, Out>;  // no activation is asked for there
+    return tile<kNone, kGated, Out>;  // no activation is asked for there
   }
   switch (activation) {
-    case kGeluTanh: return kTiles<kGeluTanh, kGated, Out>;
-    case kGelu: return kTiles<kGelu, kGated, Out>;
-    case kRelu: return kTiles<kRelu, kGated, Out>;
-    case kSilu: return kTiles<kSilu, kGated, Out>;
-    default: return kTiles<kNone, kGated, Out>;
+    case kGeluTanh: return tile<kGeluTanh, kGated, Out>;
+    case kGelu: return tile<kGelu, kGated, Out>;
+    case kRelu: return tile<kRelu, kGated, Out>;
+    case kSilu: return tile<kSilu, kGated, Out>;
+    default: return tile<kNone, kGated, Out>;
   }
 }
 
@@ -281,15 +346,17 @@ const TileOf<Out>* tiles_of(int64_t activation) {
 template <typename Out>
 void multiply_all(Member& member, const Weight& weight, const Rows& rows, int64_t n_rows,
                   int64_t activation, Out* out, const Added& added) {
-  const TileOf<Out>* tiles =
-      weight.gated ? tiles_of<true, Out>(activation) : tiles_of<false, Out>(activation);
+  const auto tile =
+      weight.gated ? tile_of<true, Out>(activation) : tile_of<false, Out>(activation);
   const int64_t width = weight.gated ? kColumns / 2 : kColumns, stride = weight.stride;
   const Panels panels{weight.panels, (weight.columns + width - 1) / width, kColumns * stride,
                       kColumns * kBytes};
-  const Tiles cut(n_rows, kByteRows);
+  const Tiles cut = byte_tiles(n_rows);
+  TileRegisters registers(cut.height(0) > kVectorRows ? kRegisters : 0);
   take_tiles(member, cut, panels, kBlockBytes / (stride * kByteRows),
              [&](int64_t i, int64_t panel, Ahead ahead) {
-               tiles[cut.height(i)](weight, rows, out, added, cut.first_row(i), panel, ahead);
+               registers.set_up(cut.height(i));
+               tile(weight, rows, out, added, cut.first_row(i), cut.height(i), panel, ahead);
              });
 }
 
@@ -297,8 +364,8 @@ void multiply_all(Member& member, const Weight& weight, const Rows& rows, int64_
 template <typename RowAt>
 void quantize_tiles(Member& member, int64_t n_rows, const Weight& weight, const Rows& rows,
                     RowAt row_at) {
-  share_rows(member, Tiles(n_rows, kByteRows), [&](int64_t row, int64_t first, int64_t height) {
-    uint8_t* place = rows.values + first * weight.stride + (row - first) * kSegment;
+  share_rows(member, byte_tiles(n_rows), [&](int64_t row, int64_t first, int64_t height) {
+    uint8_t* place = rows.values + first * weight.stride + (row - first) * kByteRun;
     quantize_row(row_at(row), weight.inputs, weight.stride, height, place, rows.scales + row);
   });
 }

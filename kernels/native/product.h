@@ -2,8 +2,8 @@
 // which order they are computed, and what is prefetched meanwhile.
 //
 // A weight lies in panels of neighbouring output channels, whole inputs of each; the rows of a tile
-// lie interleaved, kSegment numbers of each in turn: one pointer finds the operands of a step, and
-// both come from memory in one stream.
+// lie interleaved, a run of each in turn: one pointer finds the operands of a step, and both come from
+// memory in one stream.
 #pragma once
 
 #include <cstdlib>
@@ -12,14 +12,18 @@
 #include "activation.h"
 #include "norm.h"
 #include "team.h"
+#include "tile_registers.h"
 
 namespace nightjar {
 
-constexpr int kSegment = 16;           // neighbouring numbers of a row that lie together in a tile
 constexpr int64_t kShares = 16;        // of a product's work for each thread, if it is enough
 constexpr int64_t kLeastTiles = 8;     // of a block: each block reads all weights again
 constexpr int64_t kAheadBytes = 1024;  // of a panel, prefetched into the nearest cache
 constexpr int64_t kRowsAtOnce = 512;   // more are computed in turn, in the same room
+
+// Neighbouring numbers of a row that lie together in a tile, as many as a tile register's row holds.
+template <typename S>
+constexpr int kRun = kLine / static_cast<int>(sizeof(S));
 
 // How rows are cut into tiles of nearly equal height, none above `tallest`: the first `higher` ones
 // have a row more.

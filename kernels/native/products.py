@@ -18,8 +18,8 @@ from nightjar.kernels.native.norm import NormArgument, norm_argument
 from nightjar.kernels.native.pointers import INT, POINTER
 from nightjar.kernels.operands import LinearWeight, Norm
 
-SEGMENT = 16
-"""Neighbouring inputs of a row that lie together; inputs are padded to whole segments."""
+RUN_BYTES = 64
+"""Of a row's neighbouring inputs that lie together: kRun in product.h.  Rows are whole runs."""
 
 ACTIVATIONS = {None: 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "silu": 4}
 
@@ -34,6 +34,7 @@ class PanelWeight(LinearWeight):
 
     in_features: int
     gated: bool
+    panels: Tensor
 
     @property
     @abstractmethod
@@ -42,8 +43,8 @@ class PanelWeight(LinearWeight):
 
     @property
     def stride(self) -> int:
-        """Inputs, padded to whole segments."""
-        return filled_up(self.in_features)
+        """Inputs, padded to whole runs."""
+        return filled_up(self.in_features, self.panels.itemsize)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -240,8 +241,9 @@ def feed_forward_onto(
     _feed_forward((residual, delta, norm), up, down, activation, residual, _ADDENDS, added)
 
 
-def filled_up(inputs: int, run: int = SEGMENT) -> int:
-    """Return the inputs, padded to whole runs of what lies together of a row."""
+def filled_up(inputs: int, itemsize: int) -> int:
+    """Return the inputs, padded to whole runs of numbers of `itemsize` bytes."""
+    run = RUN_BYTES // itemsize
     return -(-inputs // run) * run
 
 

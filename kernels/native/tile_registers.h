@@ -3,7 +3,7 @@
 
 #include "common.h"
 
-#if defined(__linux__) && defined(__AVX512BF16__) && defined(__AMX_BF16__)
+#if defined(__linux__) && defined(__AMX_BF16__) && defined(__AMX_INT8__)
 #define NIGHTJAR_TILE_REGISTERS 1
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -15,37 +15,34 @@ namespace nightjar {
 
 constexpr int kRegisterRows = 16;
 
-// What a thread sets up before it multiplies numbers that are stored as S: nothing, for most.
-template <typename S>
-struct TileRegisters {
-  void set_up(int64_t) {}
-};
-
 #if NIGHTJAR_TILE_REGISTERS
 
-// Registers 0 to 2 for sums and 3 for rows, `height` of each; 4 to 6 for weights.
-template <>
-class TileRegisters<Bfloat> {
+// A thread's registers while it multiplies: those for sums, one for rows, and the others for weights.
+class TileRegisters {
  public:
-  TileRegisters() = default;
+  // sums: how many registers hold them, or 0 if none is used.
+  explicit TileRegisters(int sums) : sums_(sums) {}
   TileRegisters(const TileRegisters&) = delete;
   TileRegisters& operator=(const TileRegisters&) = delete;
   ~TileRegisters() {
     if (height_ != 0) _tile_release();
   }
 
+  // For tiles of `height` rows.
   void set_up(int64_t height) {
-    if (height == height_) return;
+    if (sums_ == 0 || height == height_) return;
     height_ = height;
     Layout layout;
-    for (int i = 0; i < 7; ++i) {
+    for (int i = 0; i < kAll; ++i) {
       layout.row_bytes[i] = kLine;
-      layout.rows[i] = static_cast<uint8_t>(i < 4 ? height : kRegisterRows);
+      layout.rows[i] = static_cast<uint8_t>(i <= sums_ ? height : kRegisterRows);
     }
     _tile_loadconfig(&layout);
   }
 
  private:
+  static constexpr int kAll = 8;
+
   // As the instruction reads it (Intel's manual, volume 1, 18.3).
   struct alignas(64) Layout {
     uint8_t palette = 1;
@@ -55,6 +52,7 @@ class TileRegisters<Bfloat> {
     uint8_t rows[16] = {};
   };
 
+  int sums_;
   int64_t height_ = 0;
 };
 
@@ -66,6 +64,11 @@ inline bool may_use_tile_registers() {
 }
 
 #else
+
+struct TileRegisters {
+  explicit TileRegisters(int) {}
+  void set_up(int64_t) {}
+};
 
 inline bool may_use_tile_registers() { return true; }
 

@@ -91,7 +91,7 @@ def float_linear(x: Tensor, weight: FloatWeight, activation: str | None) -> Tens
     rows = x.shape[0]
     if weight.packed and x.dtype == torch.bfloat16:
         x = F.pad(x, (0, 0, 0, -rows % BFLOAT_ROWS))
-        parts = [_packed_linear(part, weight, activation) for part in x.split(BFLOAT_ROWS)]
+        parts = [_packed_linear(part, weight, activation) for part in torch.split(x, BFLOAT_ROWS)]
         return torch.cat(parts)[:rows]
     if rows < MIN_ROWS:
         x = F.pad(x, (0, 0, 0, MIN_ROWS - rows))

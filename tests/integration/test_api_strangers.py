@@ -10,7 +10,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -385,7 +385,8 @@ def test_a_refusal_comes_before_the_rest_of_an_upload(place: Place) -> None:
     body = form([(PURPOSE[0], b"wrong"), (FILE[0], LINE * 100_000)])
     head = raw_request(FILES, kind=FORM, headers=[BEARER], length=len(body))
     with connect(place.api.url) as connection:
-        connection.sendall(head + body[: len(body) // 2])
+        with suppress(ConnectionError):  # as httpx: the answer may come while it still sends
+            connection.sendall(head + body[: len(body) // 2])
         # Later it would be 408: the upload stalls.
         assert connection.recv(65536).startswith(b"HTTP/1.1 400")
 
