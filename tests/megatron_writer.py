@@ -48,14 +48,18 @@ class Block:
     tensors: dict[str, Tensor]
 
 
-def blocks_of(model: Any) -> tuple[dict[str, Tensor], list[Block], dict[str, Any]]:
+Parts = tuple[dict[str, Tensor], list[Block], dict[str, Any]]
+"""The outer tensors, the layers, and the training arguments."""
+
+
+def blocks_of(model: Any) -> Parts:
     """The reference's outer tensors, its layers, and the training arguments that describe it."""
     kind = model.config.model_type
     state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     return {"gpt2": _gpt2, "gpt_neox": _neox}.get(kind, _llama)(model.config, state)
 
 
-def _gpt2(config: Any, state: dict[str, Tensor]) -> Any:
+def _gpt2(config: Any, state: dict[str, Tensor]) -> Parts:
     heads, size, hidden = config.n_head, config.n_embd // config.n_head, config.n_embd
     blocks = []
     for layer in range(config.n_layer):
@@ -98,7 +102,7 @@ def _gpt2(config: Any, state: dict[str, Tensor]) -> Any:
     return outer, blocks, arguments
 
 
-def _neox(config: Any, state: dict[str, Tensor]) -> Any:
+def _neox(config: Any, state: dict[str, Tensor]) -> Parts:
     heads, hidden = config.num_attention_heads, config.hidden_size
     size = hidden // heads
     blocks = []
@@ -140,7 +144,7 @@ def _neox(config: Any, state: dict[str, Tensor]) -> Any:
     return outer, blocks, arguments
 
 
-def _llama(config: Any, state: dict[str, Tensor]) -> Any:
+def _llama(config: Any, state: dict[str, Tensor]) -> Parts:
     heads, groups, hidden = (
         config.num_attention_heads,
         config.num_key_value_heads,
