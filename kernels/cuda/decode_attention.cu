@@ -1,46 +1,29 @@
 // Attention of one new token a sequence to its cached keys and values, its own among them: split-KV.
+#include "decode_rows.cuh"
+#include "decode_tiles.cuh"
 #include "heads.cuh"
 
 constexpr int THREADS = 128;
 constexpr int WARPS = THREADS / WARP;
 
-// Lanes that read one cached row together, a wide load each: the next power of two, so that their
-// sum is a butterfly (heads of 80 and 96 channels leave 6 and 4 of 16 lanes idle).
-template <typename T, int HEAD_SIZE>
-__device__ constexpr int row_lanes() {
-  int lanes = 1;
-  while (lanes * WIDE<T> < HEAD_SIZE) lanes *= 2;
-  return lanes;
-}
+// Whether tensor cores compute it: what a byte of the cache costs in instructions grows with the heads
+// that share it.
+template <typename T, int GROUP>
+constexpr bool IN_TILES = sizeof(T) == 2 && GROUP >= 4;
+
+template <typename T, int HEAD_SIZE, int GROUP, int SPLIT, bool TILES = IN_TILES<T, GROUP>>
+struct Ways {
+  using Way = RowWise<T, HEAD_SIZE, GROUP, THREADS, SPLIT>;
+};
+template <typename T, int HEAD_SIZE, int GROUP, int SPLIT>
+struct Ways<T, HEAD_SIZE, GROUP, SPLIT, true> {
+  using Way = TileWise<T, HEAD_SIZE, GROUP, THREADS, SPLIT>;
+};
 
 // Blocks of a multiprocessor that registers must suffice for: enough loads are under way then, and
 // the compiler has a bound to keep to.
-__device__ constexpr int resident_blocks(int group) {
-  return group == 8 ? 4 : 5;
-}
-
-// A wide piece of UNROLL cached rows, loaded before any of them is needed.  There is no branch: loads
-// on the two sides of a branch would wait for each other.  For rows from `end` on, the last row is
-// read again.  Loads are whole words, because 16-bit numbers would be unpacked too early.  They leave
-// the caches first, because most are read once.
-template <typename T, int HEAD_SIZE, int UNROLL>
-struct Rows {
-  uint4 at[UNROLL];
-
-  template <typename Line>
-  __device__ void load(const T* from, const Line& line, int first, int step, int end) {
-#pragma unroll
-    for (int u = 0; u < UNROLL; ++u) {
-      const int i = min(first + u * step, end - 1);
-      at[u] = __ldcs(
-          reinterpret_cast<const uint4*>(from + static_cast<int64>(line(i)) * HEAD_SIZE));
-    }
-  }
-
-  __device__ Vector<T, WIDE<T>> row(int u) const {
-    return reinterpret_cast<const Vector<T, WIDE<T>>&>(at[u]);
-  }
-};
+template <typename T, int GROUP>
+constexpr int RESIDENT_BLOCKS = GROUP == 8 || IN_TILES<T, GROUP> ? 4 : 5;
 
 constexpr int PARTS_AHEAD = 8;  // parts that are loaded before any of them is needed
 
@@ -147,7 +130,7 @@ __device__ __forceinline__ bool run_together(const int* lengths, int resident) {
 // heads merges; arrived [batch, gridDim.x], zeros, counts its blocks.  keys, values: [blocks, kv_heads,
 // 1 << block_shift, HEAD_SIZE].
 template <typename T, int HEAD_SIZE, int GROUP, int SPLIT>
-__global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
+__global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS<T, GROUP>)
     decode_attention(const T* __restrict__ heads, int64 row_stride,
                      const float* __restrict__ query_norm, const float* __restrict__ key_norm,
                      float epsilon, const float* __restrict__ cosines,
@@ -158,15 +141,10 @@ __global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
                      const int* __restrict__ lengths, int splits, int kv_heads, int heads_per_kv,
                      int block_shift, int resident, float scale, T* __restrict__ out,
                      float* __restrict__ lse, float* parts, float* stats, int* arrived) {
-  constexpr int LANES = row_lanes<T, HEAD_SIZE>();
-  constexpr int STEP = THREADS / LANES;  // cached rows that the block reads at once
-  static_assert(HEAD_SIZE % WIDE<T> == 0 && LANES <= WARP, "a row is whole wide loads of a warp");
-  // More query heads leave fewer registers.
-  constexpr int UNROLL = GROUP == 1 ? 8 : 4;
-  constexpr int BATCH = UNROLL * STEP;
-  static_assert(SPLIT % BATCH == 0 && SPLIT % WARP == 0, "a split is whole batches");
-  __shared__ Vector<float, WIDE<T>> queries[GROUP][HEAD_SIZE / WIDE<T>];
-  __shared__ float weights[GROUP][SPLIT];
+  using Way = typename Ways<T, HEAD_SIZE, GROUP, SPLIT>::Way;
+  __shared__ Vector<typename Way::Query, WIDE<T>>
+      queries[GROUP][HEAD_SIZE / WIDE<T> + Way::APART / WIDE<T>];
+  __shared__ float weights[GROUP][SPLIT + Way::APART];
   __shared__ Vector<float, WIDE<T>> sums[WARPS][GROUP][HEAD_SIZE / WIDE<T>];
   __shared__ float maxima[GROUP], totals[GROUP];
 
@@ -218,7 +196,7 @@ __global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
     if (norm != nullptr) own.normalize(norm, epsilon);
     if (turns) own.turn(angles, n_turned, sums[threadIdx.x / WARP][0][0].at);
     if (unit < GROUP) {
-      own.template round_and_scale<T>(scale);
+      own.template round_and_scale<T>(Way::SCALED ? scale : 1.0f);
       own.store(queries[unit][0].at);
     } else {
       const int64 line = ((newest_block * kv_heads + kv_head) << block_shift) + newest_offset;
@@ -239,9 +217,6 @@ __global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
   for (int split = blockIdx.z; split * SPLIT < length; split += gridDim.z) {
     // What follows from the thread would be kept over the loop, and take the registers of the loads.
     const int thread = opaque(threadIdx.x), warp = thread / WARP, lane = thread % WARP;
-    const bool idle = lane % LANES * WIDE<T> >= HEAD_SIZE;
-    const int channel = idle ? 0 : lane % LANES * WIDE<T>;  // idle lanes read what is read anyway
-    const int mine = thread / LANES;  // row of a step
     const int* const table = block_tables + sequence * table_width;
     const int block_size = 1 << block_shift;
     const int start = split * SPLIT, count = min(SPLIT, length - start);
@@ -251,30 +226,10 @@ __global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
       return ((block * kv_heads + kv_head) << block_shift) + (position & (block_size - 1));
     };
 
-    // Scores: a row's lanes multiply a piece each and add up.
-    Rows<T, HEAD_SIZE, UNROLL> read;
-    float query[GROUP][WIDE<T>];
-#pragma unroll
-    for (int g = 0; g < GROUP; ++g) load<WIDE<T>>(queries[g][channel / WIDE<T>].at, query[g]);
-    for (int step = 0; step < count; step += BATCH) {
-      read.load(keys + channel, line_at, step + mine, STEP, count);
-#pragma unroll
-      for (int u = 0; u < UNROLL; ++u) {
-        float scores[GROUP];
-#pragma unroll
-        for (int g = 0; g < GROUP; ++g) {
-          float score = 0.0f;
-#pragma unroll
-          for (int c = 0; c < WIDE<T>; ++c) score += query[g][c] * widen(read.row(u).at[c]);
-          scores[g] = idle ? 0.0f : score;
-        }
-        const float whole = warp_sums<LANES>(scores);
-        constexpr int HOLDERS = LANES / GROUP;  // lanes that have the same score
-        if (lane % HOLDERS == 0) weights[lane % LANES / HOLDERS][step + u * STEP + mine] = whole;
-      }
-    }
+    Way way(thread, count);
+    way.score(keys, line_at, queries, scale, weights);
     __syncthreads();
-    read.load(values + channel, line_at, mine, STEP, count);  // on their way during the softmax
+    way.ask(values, line_at);  // on their way during the softmax
 
     // Softmax of the split, a warp a head; positions past the end weigh nothing.
 #pragma unroll 1
@@ -301,36 +256,7 @@ __global__ void __launch_bounds__(THREADS, resident_blocks(GROUP))
     }
     __syncthreads();
 
-    // Weighted values: over a thread's rows, over the rows of a warp, over the warps.
-    float sum[GROUP][WIDE<T>];
-#pragma unroll
-    for (int g = 0; g < GROUP; ++g) {
-#pragma unroll
-      for (int c = 0; c < WIDE<T>; ++c) sum[g][c] = 0.0f;
-    }
-    for (int step = 0; step < count; step += BATCH) {
-      if (step > 0) read.load(values + channel, line_at, step + mine, STEP, count);
-#pragma unroll
-      for (int u = 0; u < UNROLL; ++u) {
-#pragma unroll
-        for (int g = 0; g < GROUP; ++g) {
-          const float weight = weights[g][step + u * STEP + mine];
-#pragma unroll
-          for (int c = 0; c < WIDE<T>; ++c) sum[g][c] += weight * widen(read.row(u).at[c]);
-        }
-      }
-    }
-#pragma unroll
-    for (int g = 0; g < GROUP; ++g) {
-#pragma unroll
-      for (int c = 0; c < WIDE<T>; ++c) {
-#pragma unroll
-        for (int step = LANES; step < WARP; step *= 2) {
-          sum[g][c] += __shfl_xor_sync(WHOLE_WARP, sum[g][c], step);
-        }
-      }
-      if (!idle && lane < LANES) store<WIDE<T>>(sums[warp][g][channel / WIDE<T>].at, sum[g]);
-    }
+    way.weigh(values, line_at, weights, sums[warp]);
     __syncthreads();
 
     for (int i = thread; i < here * HEAD_SIZE; i += THREADS) {

@@ -10,10 +10,16 @@ read once for all of them.  128 positions are 64 KB of keys and values of 128 ha
 blocks a sequence and head at 512 positions are enough to fill the GPU from 2 sequences on, and
 longer splits would save little of the parts.
 
-A thread loads 8 rows at once, 16 bytes of each, and the first values before the softmax.  With
-several query heads it loads 4 rows, because their sums take the registers.  So a multiprocessor has
-80 KB in flight, 40 at 4 heads and 32 at 8.  It needs 25 KB: 4.8 TB/s over 132 multiprocessors at a
-latency of 0.7 us.
+A thread loads 8 rows at once, 16 bytes of each, and the first values before the softmax.  In FP32,
+several query heads leave it 4 rows, because their sums take the registers.  A multiprocessor needs
+25 KB in flight: 4.8 TB/s over 132 multiprocessors at a latency of 0.7 us.  It has 80 KB, and 32 KB
+at 8 heads in FP32.
+
+What a byte of the cache costs in instructions grows with the query heads that share it.  From 2 on,
+16-bit storage is multiplied by tensor cores (decode_tiles.cuh), as FlashInfer does from a group of
+4 on.  A warp loads all keys of its 32 positions at once, then all values.  Operands go from the
+cache to registers as they lie, so there are no copies to shared memory that could be asynchronous;
+128 KB are in flight.
 
 The blocks of a few sequences do not keep memory busy, and each would wait for it four times: twice
 for keys, twice for values.  So where all blocks that have a split run at once, each first
@@ -61,7 +67,7 @@ SPLIT = 128
 no row's sums depend on the lengths of others."""
 
 RESIDENT_BLOCKS = 5
-"""Blocks that run at once on a multiprocessor, by their registers (4 at 8 query heads a key head).
+"""Blocks that run at once on a multiprocessor, by their registers (4 where key heads are shared).
 
 Each reads 64 KB of keys and values.
 """

@@ -76,8 +76,43 @@ def test_lengths_around_the_split(device, length):
 @pytest.mark.parametrize(("heads", "kv_heads"), [(3, 1), (4, 1), (8, 2), (7, 1), (8, 1), (11, 1)])
 def test_query_heads_that_share_key_heads(device, heads, kv_heads):
     """One block for up to 8 heads, idle places in it, and more than one block."""
-    problem = Problem([33, 2], heads, kv_heads, 64, torch.float16)
-    assert_near(problem.run(device), problem.wanted()[0], absolute=2e-5)
+    for dtype in (torch.float16, torch.float32):
+        problem = Problem([33, 2], heads, kv_heads, 64, dtype)
+        assert_near(problem.run(device), problem.wanted()[0], absolute=2e-5)
+
+
+@pytest.mark.parametrize("heads", [4, 8])
+@pytest.mark.parametrize("head_size", [64, 80, 96, 128])
+@pytest.mark.parametrize("storage", storages)
+def test_shared_key_heads_of_every_size_and_storage(device, storage, head_size, heads):
+    """Texts that end around the operands of tensor cores, and around the parts of warps."""
+    lengths = [1, 15, 17, 32, 33, SPLIT - 1, SPLIT + 16, 2 * SPLIT + 49]
+    problem = Problem(lengths, heads, 1, head_size, storages[storage], width=12)
+    lse = torch.full((len(lengths), heads), float("nan"), device=device)
+    out, wanted = problem.run(device, lse=lse), problem.wanted()
+    assert_near(out, wanted[0], absolute=2e-5)
+    assert_near(lse, wanted[1], absolute=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_lose_nothing_in_tensor_cores(device, dtype):
+    """Values that nearly cancel out: weights rounded to 16 bits would be off by 3e-3 and 2e-2."""
+    problem = Problem([96], 4, 1, 64, dtype)
+    scores = problem.own_keys[0][:, 0] @ problem.q.double()[0, 0] * problem.scale
+    weights = scores.softmax(0)
+    values, balance = torch.empty(96, 1, 64, dtype=torch.float64), 0.0
+    for i in weights.argsort(descending=True).tolist():
+        values[i] = -100.0 if balance > 0 else 100.0
+        balance += float(weights[i] * values[i, 0, 0])
+    problem.own_values[0] = values
+    places = torch.arange(96)
+    blocks = torch.tensor(problem.block_tables[0])[places // BLOCK_SIZE]
+    keys = problem.own_keys[0].to(dtype)
+    written = values.to(dtype), blocks, places % BLOCK_SIZE
+    kernels.kv_write(problem.keys, problem.values, keys, *written)
+    found, wanted = problem.run(device)[0, 0].double().cpu(), problem.wanted()[0][0, 0]
+    assert wanted.abs().max() < 0.1
+    assert (found - wanted).abs().max() < 5e-4
 
 
 def test_the_reference_agrees(device):

@@ -53,6 +53,11 @@ def sum_of_lengths():
     attention.test_lengths_around_the_split("cpu", attention.SPLIT + 1)
 
 
+def shared_key_heads():
+    """Heads of 80 channels: their last tile is not whole."""
+    attention.test_shared_key_heads_of_every_size_and_storage("cpu", "float16", 80, 4)
+
+
 PLANTED = {
     "a penalty past the vocabulary": (
         "penalties",
@@ -93,8 +98,8 @@ PLANTED = {
     ),
     "scores read before they are written": (
         "decode_attention",
-        "    __syncthreads();\n    read.load(values",
-        "    read.load(values",
+        "    __syncthreads();\n    way.ask(values",
+        "    way.ask(values",
         sum_of_lengths,
     ),
     "positions past the end": (
@@ -102,6 +107,24 @@ PLANTED = {
         "min(first + u * step, end - 1)",
         "first + u * step",
         sum_of_lengths,
+    ),
+    "positions of a tile past the end": (
+        "decode_attention",
+        "min(first + lane % 4 * 2 + j % 2 + j / 2 * 8, end - 1)",
+        "first + lane % 4 * 2 + j % 2 + j / 2 * 8",
+        shared_key_heads,
+    ),
+    "channels of a tile past the head": (
+        "decode_attention",
+        "if (8 * piece < HEAD_SIZE) {",
+        "{",
+        shared_key_heads,
+    ),
+    "queries in another order than keys": (
+        "decode_attention",
+        "const int channel = 32 * c + lane % 4 * 8;",
+        "const int channel = 32 * c + (lane + 1) % 4 * 8;",
+        shared_key_heads,
     ),
     "a newest key that every block writes": (
         "decode_attention",
@@ -246,13 +269,19 @@ def _own_counts(monkeypatch):
     monkeypatch.setattr(attention.module, "_held", {})
 
 
+HEADERS = (
+    *("activation", "best_token", "decode_rows", "decode_tiles"),
+    *("heads", "mma", "common"),  # which others include
+)
+
+
 def planting(source, old, new):
     """A backend that runs every kernel with one passage of one source changed."""
 
     @cache
     def compiled(kernel):
         text = (SOURCES / f"{kernel.source}.cu").read_text()
-        for header in ("activation", "best_token", "heads", "mma", "common"):
+        for header in HEADERS:
             inner = (SOURCES / f"{header}.cuh").read_text().replace("#pragma once", "")
             include = f'#include "{header}.cuh"'
             text = text.replace(include, inner, 1).replace(include, "")
