@@ -154,6 +154,20 @@ class JobToPlan:
     live: bool = False  # a single call
 
 
+@dataclass(frozen=True, slots=True)
+class PlanningRange:
+    """Rows of a job that one planner plans: from `first` to the one before `end`.
+
+    is_lowest: No other planner plans an earlier row of the job, so that a row that kills its
+    planner is in the lowest range of its job sooner or later.
+    """
+
+    job_id: str
+    first: int
+    end: int
+    is_lowest: bool
+
+
 class EncodedRequest(msgspec.Struct, frozen=True):
     """A request's token ids: [prompt], or [query, document, document...]; filled by the planner."""
 

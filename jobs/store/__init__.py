@@ -29,6 +29,7 @@ from nightjar.jobs.store.live import LiveCalls
 from nightjar.jobs.store.models import Models
 from nightjar.jobs.store.orphans import Orphans
 from nightjar.jobs.store.outcomes import Outcomes
+from nightjar.jobs.store.planners import Planners
 from nightjar.jobs.store.planning import Planning
 from nightjar.jobs.store.previews import Previews
 from nightjar.jobs.store.purging import Purging
@@ -66,6 +67,7 @@ class Store:
         live: Single calls: submits them, finds those that have ended, purges old ones.
         backlog: Requests that wait to be planned.
         planning: Stores plans; micro-batches to dispatch.
+        planners: Which planners live, and the rows that each plans now.
         replanning: Takes plans for another model apart.
         leases: Claims, finishes and gives back micro-batches.
         suspects: Requests that were in flight at a crash.
@@ -118,6 +120,7 @@ class Store:
         self.live = LiveCalls(database, self.quotas)
         self.backlog = Backlog(database, outcomes)
         self.planning = Planning(database, outcomes)
+        self.planners = Planners(database)
         self.replanning = Replanning(database)
         self.leases = Leases(database, outcomes)
         self.suspects = Suspects(database, outcomes)

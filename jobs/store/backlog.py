@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from nightjar.jobs import lifecycle
-from nightjar.jobs.records import JobToPlan, NewResult, QueuedRequest, RequestError
+from nightjar.jobs.records import JobToPlan, NewResult, PlanningRange, QueuedRequest, RequestError
 from nightjar.jobs.store.account_tables import tenant
 from nightjar.jobs.store.bodies import load_body
 from nightjar.jobs.store.body_rows import BODIES, BODY
@@ -23,6 +23,7 @@ from nightjar.jobs.store.tables import job, request
 FAILURES_PER_STEP = 2_000
 _MOST_CHARACTERS = 500  # of a reason
 _MOST_BESIDES = 10_000  # named in a statement
+_LAST = 2**63 - 1  # the index of the last row that a job could have
 _row = request.c
 # Built once, as each pass uses them: building costs more than running.
 _TO_PLAN = (
@@ -85,24 +86,20 @@ def _first_of_tenants(*of_model: sa.ColumnElement[bool]) -> sa.Select[Any]:
 _FIRST_OF_TENANTS = _first_of_tenants()
 _FIRST_OF_TENANTS_OF_MODEL = _first_of_tenants(_NAMED)
 _FIRST_OF_TENANTS_OF_ONLY_MODEL = _first_of_tenants(_NAMED_OR_NONE)
+_IN_RANGE = _row.row_index.between(sa.bindparam("first"), sa.bindparam("last"))
 _WAITING = (
     sa.select(_row.id, _row.job_id, _row.row_index, _row.custom_id, _row.kind, BODY)
     .join(*BODIES, isouter=True)
-    .where(_row.job_id == sa.bindparam("of_job"), AWAITS_PLAN)
+    .where(_row.job_id == sa.bindparam("of_job"), _IN_RANGE, AWAITS_PLAN)
     .order_by(_row.row_index)
     .limit(sa.bindparam("most"))
 )
 _SIZES = (
     sa.select(sa.func.octet_length(BODY))
     .join_from(request, *BODIES, isouter=True)
-    .where(_row.job_id == sa.bindparam("of_job"), AWAITS_PLAN)
+    .where(_row.job_id == sa.bindparam("of_job"), _IN_RANGE, AWAITS_PLAN)
     .order_by(_row.row_index)
     .limit(sa.bindparam("most"))
-)
-_COUNT_FAILURE = (
-    sa.update(job)
-    .where(job.c.id == sa.bindparam("of_job"))
-    .values(plan_failures=job.c.plan_failures + 1)
 )
 _NOTE_REASON = (
     sa.update(job)
@@ -187,7 +184,11 @@ class Backlog:
             return len([*in_rank_order(connection, fingerprint, most, tenant=of_tenant)]) == most
 
     def queued_requests(
-        self, job_id: str, limit: int, most_bytes: int | None = None
+        self,
+        job_id: str,
+        limit: int,
+        most_bytes: int | None = None,
+        within: PlanningRange | None = None,
     ) -> list[QueuedRequest]:
         """The first requests of the job that are in no micro-batch yet, in row order.
 
@@ -195,25 +196,16 @@ class Backlog:
             job_id: The job.
             limit: Most requests.
             most_bytes: Most bytes of their bodies; the first one comes whatever its size.
+            within: The rows to look at; all by default.
         """
-        key = {"of_job": job_id, "most": limit}
+        first, last = (0, _LAST) if within is None else (within.first, within.end - 1)
+        key = {"of_job": job_id, "most": limit, "first": first, "last": last}
         with self._database.reading() as connection:
             if most_bytes is not None and not self._database.is_sqlite:
                 # The driver reads all rows of an answer at once, however large they are.
                 sizes = connection.scalars(_SIZES, key).all()
                 key["most"] = _fitting(sizes, most_bytes)
             return _read(connection.execute(_WAITING, key), most_bytes)
-
-    def count_planning(self, job_id: str) -> None:
-        """Count a failure before a chunk of the job is planned; `save_plan` takes it back.
-
-        So a planner that dies of a job has counted it.
-        """
-        # Not durable: if it is undone, one more failure is allowed.
-        self._database.write(
-            lambda connection: connection.execute(_COUNT_FAILURE, {"of_job": job_id}),
-            durable=False,
-        )
 
     def note_plan_error(self, job_id: str, reason: str) -> None:
         """Note why the chunk could not be planned."""

@@ -54,11 +54,6 @@ _IN_FLIGHT = (
     .where(_mb.state.in_([MicroBatchState.DISPATCHED, MicroBatchState.LEASED]), ~_mb.live)
     .group_by(_mb.fingerprint, _mb.state)
 )
-_PLANNED = (
-    sa.update(job)
-    .where(job.c.id == sa.bindparam("of_job"), job.c.plan_failures > 0)
-    .values(plan_failures=0, plan_error=None)
-)
 _REFS = sa.select(*REF_COLUMNS).order_by(_mb.job_id, _mb.id)
 # In one pass at most; the API bounds how many calls wait.
 LIVE_AT_ONCE = 100
@@ -152,7 +147,6 @@ class Planning:
                 if item.error is None or item.status_code == REJECTED_STATUS
             ]
             self._mark_settled.run(connection, [(NO_TOKENS, item.request_id) for item in over])
-            connection.execute(_PLANNED, {"of_job": job_id})
             return refs
 
         return self._outcomes.write(work)

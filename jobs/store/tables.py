@@ -317,6 +317,25 @@ worker = sa.Table(
 )
 
 # Which of several processes does a work that only one should do.
+# A planner's sign of life, and the settings that its plans follow from.
+planner = sa.Table(
+    "planner",
+    metadata,
+    sa.Column("owner", sa.String(255), primary_key=True),
+    sa.Column("counter", sa.BigInteger, nullable=False),
+    sa.Column("plans_with", sa.Text, nullable=False),
+)
+
+# Rows of a job that a planner plans now: other planners leave them out.
+planning_range = sa.Table(
+    "planning_range",
+    metadata,
+    sa.Column("job_id", sa.ForeignKey("job.id", ondelete="CASCADE"), primary_key=True),
+    sa.Column("first", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("end", sa.BigInteger, nullable=False),  # the row after the last
+    sa.Column("owner", sa.String(255), nullable=False, index=True),
+)
+
 leader = sa.Table(
     "leader",
     metadata,

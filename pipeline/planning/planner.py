@@ -8,18 +8,27 @@ of a bulk job of its tenant and model. A chunk is bounded in requests, bytes and
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from nightjar.groups import in_groups
 from nightjar.jobs.errors import StoreError, StoreUnavailableError
-from nightjar.jobs.records import EncodedRequest, JobToPlan, NewResult, QueuedRequest, RequestError
+from nightjar.jobs.records import (
+    EncodedRequest,
+    JobToPlan,
+    NewResult,
+    PlanningRange,
+    QueuedRequest,
+    RequestError,
+)
 from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store import Store
+from nightjar.pipeline.planning.agreement import plans_with
 from nightjar.pipeline.planning.encode import Encoder
 from nightjar.pipeline.planning.models import PlanningModel, PlanningModels
 from nightjar.pipeline.planning.pack import Packable, pack
 from nightjar.pipeline.planning.turns import Turns
+from nightjar.pipeline.queue.liveness import owner_name
 from nightjar.pipeline.settings import Settings
 from nightjar.pipeline.tracing.tracer import traces
 
@@ -30,6 +39,7 @@ logger = logging.getLogger(__name__)
 _ENCODE_BYTES = 1 << 20
 _BACK_OFF_S = 1.0  # after the first failure; twice as long after each further one
 _LONGEST_BACK_OFF_S = 60.0
+_LOOK_AGAIN_S = 0.2  # at rows that others have taken: they may leave some
 # A tenant that has so many windows of micro-batches ready yields to others.
 _WINDOWS_AHEAD = 4
 _DIED = "the planner ended while it planned the job"
@@ -53,14 +63,15 @@ class _Planned:
 class Planner:
     """Plans jobs for the models that this deployment serves.
 
-    To plan a job twice at once is harmless, because the store takes each request once. It is only
-    wasteful, so a process plans in one thread, and of several processes one leads.
+    To plan a row twice at once is harmless, because the store takes each request once. It is only
+    wasteful, so a process plans in one thread, and each takes a range of rows before it reads them.
 
     Args:
         settings: The budgets of a chunk and of a micro-batch.
         store: Where the jobs are.
         models: What the jobs are planned for.
         clock: Monotonic seconds.
+        owner: Unique name of this planner, as `liveness.owner_name` makes it.
     """
 
     def __init__(
@@ -69,10 +80,16 @@ class Planner:
         store: Store,
         models: PlanningModels,
         clock: Callable[[], float] = time.monotonic,
+        owner: str | None = None,
     ) -> None:
         self._settings = settings
         self._store = store
         self._models = models
+        self.owner = owner or owner_name()
+        self.plans_with = plans_with(settings, models)
+        self._is_known = False  # to other planners
+        self._holds_range = False
+        self._others_plan = False
         self._turns = Turns(store.backlog, models, _WINDOWS_AHEAD * settings.dispatch_window)
         self._clock = clock
         self._counted: set[str] = set()  # jobs whose chunk was counted as a failure before it began
@@ -92,15 +109,56 @@ class Planner:
         """
         now = self._clock()
         self._not_before = {job: when for job, when in self._not_before.items() if when > now}
-        found = self._turns.next_job(self._not_before)
-        if found is None:
+        self._give_back()  # where the database was away
+        taken = self._take_range()
+        if taken is None:
             return 0
-        # An interruption by the database is not a failure of the job.
-        failures = found.failures - (found.id in self._counted)
-        if failures >= self._settings.plan_attempts:
+        found, rows = taken
+        done = self._plan_range(found, rows)
+        self._give_back()
+        return done
+
+    def beat(self) -> None:
+        """Tell other planners that this one lives, and what its plans follow from."""
+        self._store.planners.beat(self.owner, self.plans_with)
+        self._is_known = True
+
+    def _take_range(self) -> tuple[JobToPlan, PlanningRange] | None:
+        """Take rows of the next job; what others plan is left to them."""
+        if not self._is_known:
+            self.beat()
+        besides = set(self._not_before)
+        self._others_plan = False
+        while (found := self._turns.next_job(besides)) is not None:
+            # An interruption by the database is not a failure of the job.
+            is_counted = found.id in self._counted
+            rows = self._store.planners.take(
+                found.id,
+                self.owner,
+                self._settings.plan_chunk_requests,
+                count_failure=not is_counted,
+            )
+            if rows is not None:
+                self._holds_range = True
+                if rows.is_lowest:
+                    self._counted.add(found.id)
+                return replace(found, failures=found.failures - is_counted), rows
+            besides.add(found.id)
+            self._others_plan = True
+        return None
+
+    def _give_back(self, planned: str | None = None) -> None:
+        """Give the range back; failures of the job that was `planned` are forgotten."""
+        if self._holds_range:
+            self._store.planners.release(self.owner, planned)
+            self._holds_range = False
+
+    def _plan_range(self, found: JobToPlan, rows: PlanningRange) -> int:
+        if rows.is_lowest and found.failures >= self._settings.plan_attempts:
+            self._counted.discard(found.id)
             return self._give_up(found)
         try:
-            return self._plan(found)
+            return self._plan(found, rows)
         except StoreUnavailableError:
             raise
         # Also a panic of the tokenizers library, which is no Exception.
@@ -109,24 +167,36 @@ class Planner:
             return 1
 
     def pause_s(self) -> float | None:
-        """Seconds until a failed job is tried again; None if there is none."""
-        if not self._not_before:
-            return None
-        return max(0.0, min(self._not_before.values()) - self._clock())
+        """Seconds until there may be something to plan; None if that is not known.
 
-    def _plan(self, found: JobToPlan) -> int:
-        if found.id not in self._counted:
-            self._store.backlog.count_planning(found.id)
-            self._counted.add(found.id)
+        A failed job is tried again, or rows that others have taken are looked at again.
+        """
+        pauses = [when - self._clock() for when in self._not_before.values()]
+        pauses += [_LOOK_AGAIN_S] * self._others_plan
+        return max(0.0, min(pauses)) if pauses else None
+
+    def _plan(self, found: JobToPlan, rows: PlanningRange) -> int:
         settings = self._settings
         # A smaller chunk after each failure: parts may succeed where the whole is too large.
-        most = max(1, settings.plan_chunk_requests >> 4 * found.failures)
-        requests = self._store.backlog.queued_requests(found.id, most, settings.plan_chunk_bytes)
+        smaller = 4 * found.failures if rows.is_lowest else 0
+        most = max(1, settings.plan_chunk_requests >> smaller)
+        requests = self._store.backlog.queued_requests(
+            found.id, most, settings.plan_chunk_bytes, rows
+        )
+        self._leave_to_others(rows, requests)
         trace = self._store.traces.of_jobs([found.id]).get(found.id) if traces.is_on else None
         with traces.span("plan", trace, {"nightjar.job_id": found.id}):
             done = self._plan_chunk(found, requests) if requests else 0
+        self._give_back(found.id if rows.is_lowest else None)
         self._counted.discard(found.id)
         return done
+
+    def _leave_to_others(self, rows: PlanningRange, requests: list[QueuedRequest]) -> None:
+        """Where rows are so long that the chunk is full before the range ends, narrow the range."""
+        sizes = [request.size for request in requests]
+        is_full = sum(sizes) + max(sizes, default=0) > self._settings.plan_chunk_bytes
+        if is_full and requests[-1].index + 1 < rows.end:
+            self._store.planners.narrow(rows, requests[-1].index + 1)
 
     def _note_failure(self, found: JobToPlan, error: BaseException) -> None:
         self._counted.discard(found.id)

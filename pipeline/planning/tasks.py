@@ -1,8 +1,8 @@
 """The planner worker: its passes, and the Celery tasks that wake them.
 
-`celery -A nightjar.pipeline.planning.tasks` starts a planner worker. Of several, one leads. A
-message that another planner takes goes back into the queue; the broker gives it to the planner that
-has waited longest. Tasks only wake the passes, which run in their own threads
+`celery -A nightjar.pipeline.planning.tasks` starts a planner worker. Of several, one leads, and all
+plan. A message that another planner takes goes back into the queue; the broker gives it to the
+planner that has waited longest. Tasks only wake the passes, which run in their own threads
 (pipeline/queue/passes.py).
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import cache, partial
 
 from celery.signals import worker_init, worker_ready, worker_shutdown
+from kombu.exceptions import OperationalError
 
 from nightjar.checkpoints import CheckpointError
 from nightjar.jobs.errors import StoreError
@@ -23,6 +24,7 @@ from nightjar.jobs.webhooks.sender import WebhookSender
 from nightjar.pipeline.metrics import declarations as declared
 from nightjar.pipeline.metrics.opening import open_metrics
 from nightjar.pipeline.metrics.recording import recorder
+from nightjar.pipeline.planning.agreement import Agreement
 from nightjar.pipeline.planning.finalize import Finalizer
 from nightjar.pipeline.planning.ingest import Ingest
 from nightjar.pipeline.planning.model_change import ModelChange
@@ -42,6 +44,7 @@ from nightjar.pipeline.queue.liveness import owner_name
 from nightjar.pipeline.queue.passes import Pass
 from nightjar.pipeline.queue.scheduling import Scheduling
 from nightjar.pipeline.queue.sweeper import Sweeper
+from nightjar.pipeline.queue.waking import send_wake
 from nightjar.pipeline.settings import Settings, SettingsError
 from nightjar.pipeline.tracing.tracer import traces
 from nightjar.process import spare_what_stays, step_back
@@ -64,7 +67,17 @@ def _models() -> PlanningModels:
 
 @cache
 def _planner() -> Planner:
-    return Planner(settings, _store(), _models())
+    return Planner(settings, _store(), _models(), owner=_owner())
+
+
+@cache
+def _owner() -> str:
+    return owner_name()
+
+
+@cache
+def _agreement() -> Agreement:
+    return Agreement(_store().planners, _planner().plans_with)
 
 
 @cache
@@ -119,7 +132,7 @@ def _model_change() -> ModelChange:
 def _leadership() -> Leadership:
     return Leadership(
         _store().leaders,
-        owner_name(),
+        _owner(),
         dead_after_s=settings.worker_dead_after_s,
         longest_gap_s=2 * settings.sweep_every_s,
         trusted_s=_LEAD_TRUSTED_S,
@@ -178,6 +191,7 @@ def _close(**_: object) -> None:
     _ingest().drop()
     _delivering().close()
     try:
+        _store().planners.leave(_owner())
         _leadership().resign()
     except StoreError as error:  # another planner takes the lead after its waiting time
         logger.warning("the lead is not resigned: %s", error, extra={"action": "not_resigned"})
@@ -197,17 +211,29 @@ _STOP_S = 20.0
 
 
 def _plan_step() -> float:
-    """Plan a chunk, if this planner still leads."""
-    if not _leadership().may_act():
+    """Plan a chunk, if this planner still leads or plans as the leader does."""
+    leads = _leadership().may_act()
+    if not leads and not _agreement().holds:
         return _UNWOKEN_S
     with recorder.operation("plan_chunk") as timing:
         planned = timing.found(_planner().plan_next())
     recorder.count(declared.PLANNED, by=planned)
     if planned:
-        _passes()["dispatch"].wake()
+        if leads:
+            _passes()["dispatch"].wake()
+        else:
+            _tell_leader()
         return 0.0
     pause_s = _planner().pause_s()
     return _UNWOKEN_S if pause_s is None else min(pause_s, _UNWOKEN_S)
+
+
+def _tell_leader() -> None:
+    """Ask the leader to dispatch; it also looks by itself."""
+    try:
+        send_wake(app, TICK_TASK, retry=False)
+    except OperationalError as error:
+        logger.warning("the leader is not told: %s", error, extra={"action": "not_told"})
 
 
 def _trace_of(job_id: str) -> str | None:
@@ -260,7 +286,9 @@ def _schedule_step() -> float:
 def _sweep_step() -> float:
     """Renew or watch the lead, and sweep as the leader."""
     began = time.monotonic()
+    _planner().beat()
     leads = _leadership().check()
+    _agreement().look(_leadership().other)
     _known_models().write(leads=leads)
     if not leads:
         _sweeper().watch()
@@ -301,6 +329,8 @@ _MOST_HANDS = 3
 
 def _wake(name: str, hands: int) -> dict[str, int]:
     """Wake the passes, or pass the message on where another planner is known to lead."""
+    if _agreement().holds:
+        _passes()["plan"].wake()
     if not _leadership().other_lives:
         for one in ("ingest", "plan", "dispatch", "schedule"):
             _passes()[one].wake()

@@ -1,8 +1,7 @@
-"""One planner leads, the others stand by.
+"""One planner leads; the others plan beside it.
 
-Two planners that plan and dispatch at once do no harm, because SQL decides what counts. But they
-encode the same requests and publish the same micro-batches twice. Only the leader sweeps, because a
-sweep takes leases away.
+Two planners that dispatch at once do no harm, because SQL decides what counts. But they publish the
+same micro-batches twice. Only the leader sweeps, because a sweep takes leases away.
 
 During an upgrade a planner of the version before may lead. It would leave work undone that it does
 not know, such as the files of batches. So a newer planner takes the lead from it.
@@ -80,8 +79,13 @@ class Leadership:
         """
         return self._held is None and self._moved
 
+    @property
+    def other(self) -> str | None:
+        """The name of another process that leads and was seen to live."""
+        return self._seen.owner if self.other_lives and self._seen is not None else None
+
     def may_act(self) -> bool:
-        """Whether to plan and dispatch here: this process leads, or no other is known to live.
+        """Whether to dispatch here: this process leads, or no other is known to live.
 
         Reads the lead again after `trusted_s`, because it may have been lost while this process
         was stopped. A new process waits for as long as a living leader may take to move its

@@ -81,6 +81,7 @@ class Sweeper:
         self._messages: dict[Hashable, float] = {}
         self._landings: dict[Hashable, float] = {}
         self._files: dict[Hashable, float] = {}
+        self._planners: dict[Hashable, float] = {}
 
     def sweep(self, patience_s: float = math.inf) -> SweepReport:
         """Take leases back, send lost messages again, charge tenants, end jobs, free what is over.
@@ -105,6 +106,7 @@ class Sweeper:
             self._expire_jobs()
             self._end_jobs(patience_s)
             self._purge_calls(left_s())
+            self._drop_planners()
             self._drop_landings()
             self._sweep_files(left_s())
             self._purge_jobs(left_s())
@@ -141,6 +143,20 @@ class Sweeper:
                     "an upload of %d rows was left half-way and is taken away",
                     dropped,
                     extra={"action": "drop_landing", "job_id": one.name},
+                )
+
+    def _drop_planners(self) -> None:
+        """Give back the rows that a planner had taken when it died."""
+        planners = self._store.planners.all()
+        still = self._still(self._planners, planners)
+        for owner, counter in planners:
+            if still[owner, counter] >= self._dead_after_s or is_gone(owner):
+                held = self._store.planners.drop(owner, counter)
+                logger.info(
+                    "the planner %s is gone; %d ranges of rows go to others",
+                    owner,
+                    held,
+                    extra={"action": "drop_planner", "owner": owner},
                 )
 
     def _sweep_files(self, patience_s: float) -> None:

@@ -131,6 +131,18 @@ class System:
         process = self.services[name].process
         return process is not None and process.poll() is None
 
+    def start_another(self, like: str) -> str:
+        """Start a second process like one that runs; returns its name."""
+        first, name = self.services[like], f"{like}-2"
+        command = [
+            f"--hostname={name}@%h" if part.startswith("--hostname=") else part
+            for part in first.command
+        ]
+        log = first.log.with_name(f"{name}.log")
+        self.services[name] = Service(name, command, log, first.environment, first.directory)
+        self.start(name)
+        return name
+
     def kill(self, name: str) -> None:
         """SIGKILL, and wait for the end; it stays down until `start`."""
         self._held_down.add(name)

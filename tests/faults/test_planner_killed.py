@@ -88,6 +88,29 @@ def test_the_planner_killed_at_random_times(
         verdict.check(0)  # the worker lived
 
 
+@pytest.mark.slow
+def test_one_of_two_planners_killed_at_random_times(
+    database_url: str, tiny_model: Path, tmp_path: Path, undisturbed: Answers, note: Note
+) -> None:
+    """Both plan; what the dead one had taken goes to the other."""
+    rng, times = random.Random(31), 12
+    with running_system(tmp_path, database_url, tiny_model, environment=SMALL_CHUNKS) as system:
+        planners = [PLANNER, system.start_another(PLANNER)]
+        planned = set()
+        for _ in range(times):
+            if len(system.open_jobs()) < 2:
+                system.submit(400)
+            time.sleep(rng.uniform(0, 3))
+            # A log begins anew with its process.
+            planned |= {name for name in planners if "action=plan_chunk" in system.log(name)}
+            system.restart(rng.choice(planners))
+        system.wait_done()
+        assert planned == set(planners)
+        verdict = judge(system, undisturbed)
+        note(31, "one of two planners that share jobs killed", times, verdict)
+        verdict.check(0)  # the worker lived
+
+
 def submit_with_deadline(system: System, seconds: float) -> str:
     """A job of which most will expire; it is not among the jobs that must be answered."""
     with system.store.jobs.submit(NewJob("tiny", completion_window_s=seconds)) as submission:

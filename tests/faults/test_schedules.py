@@ -24,7 +24,6 @@ from nightjar.jobs.schedule_records import (
     WhenRunning,
 )
 from nightjar.jobs.schedules.times import next_of
-from nightjar.pipeline.embedded.processes import Service
 from tests.faults.clocks import WrongClock
 from tests.faults.conftest import Note
 from tests.faults.oracle import Answers, judge
@@ -144,19 +143,6 @@ def nights(
         yield Nights(system, clock)
 
 
-def start_another(system: System, like: str) -> str:
-    """Start a second process like one that runs; returns its name."""
-    first, name = system.services[like], f"{like}-2"
-    command = [
-        f"--hostname={name}@%h" if part.startswith("--hostname=") else part
-        for part in first.command
-    ]
-    log = first.log.with_name(f"{name}.log")
-    system.services[name] = Service(name, command, log, first.environment, first.directory)
-    system.start(name)
-    return name
-
-
 @pytest.mark.parametrize("victim", [BEAT, PLANNER])
 def test_a_process_killed_at_the_minute_itself(
     nights: Nights, victim: str, undisturbed: Answers, note: Note
@@ -180,7 +166,7 @@ def test_two_beats_and_two_planners_at_once(
     nights: Nights, undisturbed: Answers, note: Note
 ) -> None:
     system = nights.system
-    names = [BEAT, PLANNER, start_another(system, BEAT), start_another(system, PLANNER)]
+    names = [BEAT, PLANNER, system.start_another(BEAT), system.start_another(PLANNER)]
     system.wait_until("both planners", lambda: " ready" in system.log(names[-1]), 120)
     for _ in range(NIGHTS):
         nights.go_to(nights.next_night)

@@ -168,7 +168,9 @@ def test_a_job_that_kills_its_planner_each_time_fails(
 ) -> None:
     job_id = submit(store, [{"prompt": "a", "max_tokens": 4}])
     for _ in range(ATTEMPTS):
-        store.backlog.count_planning(job_id)  # and no more is heard of that planner
+        store.planners.beat("gone", "{}")
+        assert store.planners.take(job_id, "gone", 9)  # and no more is heard of that planner
+        assert store.planners.drop("gone", 1) == 1
     one = planner(store, tiny_model, Clock())
     assert one.plan_next() == 1
     assert codes(store.results.read(job_id)) == ["internal_error"]

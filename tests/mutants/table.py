@@ -130,6 +130,7 @@ TESTS: dict[str, list[str]] = {
         *_PROTOCOL,
         *_store("planning", "bulk", "following", "retrying", "bounds", "quotas", "result_cache"),
     ],
+    "jobs/store/planners.py": _integration("several_planners"),
     "jobs/store/planning.py": [
         *_store("planning", "plans", "stopping", "models"),
         *_integration("planner", "dispatcher", "sweeper", "fair_shares"),
@@ -332,6 +333,7 @@ TESTS: dict[str, list[str]] = {
     "pipeline/planning/pack.py": [*_unit("pipeline_pack"), *_integration("planner")],
     "pipeline/queue/passes.py": _unit("pipeline_passes"),
     "pipeline/planning/placeholders.py": _unit("pipeline_encode"),
+    "pipeline/planning/agreement.py": _integration("several_planners"),
     "pipeline/planning/planner.py": _integration(
         "planner", "plan_budgets", "two_planners", "several_models", "fair_planning"
     ),
