@@ -103,13 +103,16 @@ class Store:
         task_runners: Signs of life of these processes.
     """
 
-    def __init__(self, url: str, *, synchronous: Synchronous = "full") -> None:
+    def __init__(
+        self, url: str, *, synchronous: Synchronous = "full", connections: int | None = None
+    ) -> None:
         """Open `sqlite:///FILE` or `postgresql://USER@HOST/NAME`; connects at the first use.
 
         `synchronous` is SQLite's: "normal" is faster, and a power cut may undo the last commits.
+        `connections` is the most that are open to PostgreSQL at a time, as `Database` has it.
         Raises UnusableDatabaseError.
         """
-        self.database = database = Database(url, synchronous=synchronous)
+        self.database = database = Database(url, synchronous=synchronous, connections=connections)
         outcomes = Outcomes(database)
         self.accounts = Accounts(database)
         self.quotas = Quotas(database)

@@ -103,7 +103,10 @@ TESTS: dict[str, list[str]] = {
         *_store("planning", "waiting", "retrying"),
         *_integration("dispatcher"),
     ],
-    "jobs/store/database.py": [*_store("troubles", "races", "submission"), *_unit("settings")],
+    "jobs/store/database.py": [
+        *_store("troubles", "races", "submission", "connections"),
+        *_unit("settings"),
+    ],
     "jobs/store/fair_order.py": _FAIR,
     "jobs/store/file_sweeping.py": [*_store("files"), *_integration("sweeper")],
     "jobs/store/file_tables.py": ["tests/migration/test_migrations.py"],
@@ -169,6 +172,7 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/turns.py": _store("segmented", "stopping", "bounds"),
     "jobs/store/vector_tables.py": ["tests/migration/test_migrations.py"],
     "jobs/store/vectors.py": _integration("vectors"),
+    "jobs/store/priority_turns.py": _unit("store_priority_turns"),
     "jobs/store/write_lock.py": _unit("store_write_lock"),
     "jobs/store/waiting.py": [
         *_store("waiting", "known_models"),
