@@ -22,6 +22,7 @@ from sqlalchemy.pool import ConnectionPoolEntry, NullPool, Pool, QueuePool
 
 from nightjar.jobs.errors import (
     NO_POSTGRES_DRIVER,
+    NoSessionError,
     StoreError,
     StoreUnavailableError,
     UnusableDatabaseError,
@@ -200,17 +201,27 @@ class Database:
         synchronous: SQLite's mode.
         connections: The most connections to PostgreSQL, at least 2. One of them is kept for single
             calls and signs of life: no lock that a job's results wait for delays these.
+        direct_url: PostgreSQL itself, where `url` is a pooler's: for what needs a session.
     """
 
     def __init__(
-        self, url: str, *, synchronous: Synchronous = "full", connections: int | None = None
+        self,
+        url: str,
+        *,
+        synchronous: Synchronous = "full",
+        connections: int | None = None,
+        direct_url: str | None = None,
     ) -> None:
         self.url = database_url(url)
+        self.session_url = self.url if direct_url is None else database_url(direct_url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
-        if self.is_sqlite:
-            connections = None
+        if self.is_sqlite:  # `nightjar run` is in a file, whatever the settings say of a server
+            connections, self.session_url = None, self.url
         self.engine = open_engine(self.url, synchronous=synchronous, connections=connections)
         self._connections = None if connections is None else PriorityTurns(connections, kept=1)
+        self._session_engine = self.engine
+        if self.session_url != self.url:
+            self._session_engine = open_engine(self.session_url, pool=NullPool)
         # PostgreSQL, READ COMMITTED: a transaction around reads would cost two more round trips.
         options = {} if self.is_sqlite else {"isolation_level": "AUTOCOMMIT"}
         self._for_reading = self.engine.execution_options(**options)
@@ -221,6 +232,7 @@ class Database:
     def close(self) -> None:
         """Close every pooled connection; one that a thread still uses is closed when it is back."""
         event.listen(self.engine, "checkin", _close_returned)
+        self._session_engine.dispose()
         self.engine.dispose()
 
     @contextmanager
@@ -246,13 +258,21 @@ class Database:
 
     @contextmanager
     def uploading(self) -> Iterator[Connection]:
-        """A connection whose statements may take long, for uploads of millions of rows."""
-        with translated_errors(), self._connected(self.engine) as connection:
+        """A connection whose statements may take long, for uploads of millions of rows.
+
+        It is a session: what is staged in it stays between its transactions.
+
+        Raises:
+            StoreError: A pooler answers, which may lend another session to each transaction.
+        """
+        with translated_errors(), self._connected(self._session_engine) as connection:
             if self.is_sqlite:
                 yield connection
                 return
             from nightjar.jobs.store import postgres  # noqa: PLC0415 - psycopg is an extra
 
+            if postgres.is_pooled(connection):
+                raise NoSessionError("an upload")
             driver: Any = connection.connection.driver_connection
             postgres.limit_on_server(driver, postgres.BULK_LIMIT_S)
             try:
@@ -325,8 +345,10 @@ class Database:
             if probe:
                 self._hurry(connection)
             with connection.begin():
-                if not durable and not self.is_sqlite:
-                    connection.exec_driver_sql("SET LOCAL synchronous_commit TO off")
+                if not self.is_sqlite:
+                    from nightjar.jobs.store import postgres  # noqa: PLC0415 - psycopg is an extra
+
+                    postgres.set_for_transaction(connection, durable=durable)
                 yield connection
 
     def _turn(self, *, live: bool = False) -> AbstractContextManager[None]:

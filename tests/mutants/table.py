@@ -138,7 +138,7 @@ TESTS: dict[str, list[str]] = {
         *_integration("planner", "dispatcher", "sweeper", "fair_shares"),
     ],
     "jobs/store/plans.py": [*_store("planning", "plans"), *_integration("planner")],
-    "jobs/store/postgres.py": _store("frozen"),
+    "jobs/store/postgres.py": _store("frozen", "pooled"),
     "jobs/store/purging.py": [*_store("retention"), *_integration("purge_command", "sweeper")],
     "jobs/store/quotas.py": [*_store("quotas"), *_integration("api_keys")],
     "jobs/store/precedence.py": [*_FAIR, *_store("planning")],
@@ -334,6 +334,7 @@ TESTS: dict[str, list[str]] = {
         *_integration("planner"),
     ],
     "pipeline/planning/pack.py": [*_unit("pipeline_pack"), *_integration("planner")],
+    "pipeline/queue/opening.py": _integration("planning_tasks", "health"),
     "pipeline/queue/passes.py": _unit("pipeline_passes"),
     "pipeline/planning/placeholders.py": _unit("pipeline_encode"),
     "pipeline/planning/planner.py": _integration(
