@@ -172,6 +172,7 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/turns.py": _store("segmented", "stopping", "bounds"),
     "jobs/store/vector_tables.py": ["tests/migration/test_migrations.py"],
     "jobs/store/vectors.py": _integration("vectors"),
+    "jobs/store/storage.py": ["tests/migration/test_migrations.py"],
     "jobs/store/priority_turns.py": _unit("store_priority_turns"),
     "jobs/store/write_lock.py": _unit("store_write_lock"),
     "jobs/store/waiting.py": [
