@@ -39,8 +39,7 @@ from nightjar.process import spare_what_stays
 
 # Longer than the database's own limit on a statement: a second connection is tried first.
 _FINISH_HANGS_AFTER_S = 120.0
-# One for the results of jobs, one for heartbeats and single calls: hundreds of workers share a
-# server.
+# One for the results of jobs, one for what waits for no disk: hundreds of workers share a server.
 _CONNECTIONS = 2
 
 settings = Settings.read()

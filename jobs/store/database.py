@@ -199,8 +199,9 @@ class Database:
     Args:
         url: The database.
         synchronous: SQLite's mode.
-        connections: The most connections to PostgreSQL, at least 2. One of them is kept for single
-            calls and signs of life: no lock that a job's results wait for delays these.
+        connections: The most connections to PostgreSQL, at least 2. One of them is kept for what
+            waits for no disk: signs of life, claims, single calls. Nothing that a job's results
+            wait for delays these.
         direct_url: PostgreSQL itself, where `url` is a pooler's: for what needs a session.
     """
 
@@ -339,7 +340,7 @@ class Database:
         options: dict[str, Any] = {"nightjar_write": True, "nightjar_live": live}
         if not durable:
             options["nightjar_synchronous"] = "normal"
-        urgent = live or probe
+        urgent = probe or not durable
         with self._turn(live=live), self._connected(self.engine, urgent=urgent) as plain:
             connection = plain.execution_options(**options)
             if probe:
