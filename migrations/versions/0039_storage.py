@@ -40,7 +40,7 @@ _STORAGE = {
     "worker": _COUNTERS,
     "leader": _COUNTERS,
     "micro_batch": _PASSING,
-    "request": _PASSING,  # revision 0009 has set its fillfactor
+    "request": {"fillfactor": 50} | _PASSING,
     "request_body": _KEPT,
     "result": _KEPT,
     "landing": _KEPT,
@@ -62,3 +62,4 @@ def downgrade() -> None:
     if is_postgres():
         for table, storage in _STORAGE.items():
             op.execute(f"ALTER TABLE {table} RESET ({', '.join(storage)})")
+        op.execute("ALTER TABLE request SET (fillfactor = 75)")  # of revision 0009
