@@ -146,6 +146,7 @@ def test_a_worker_reads_its_own_leases_alone(by_indexes: Store) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1_800)
 def test_no_statement_reads_more_in_tables_of_millions(store: Store) -> None:
     grow(store, 2_500_000)
     assert too_dear(Calls(store).measure()) == {}
