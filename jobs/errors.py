@@ -223,6 +223,16 @@ class StoreUnavailableError(StoreError):
     """The database cannot be reached, is locked or full: try again later."""
 
 
+class NoSessionError(StoreError):
+    """A pooler answers for the database, and `what` needs a session of its own."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what} needs a session of PostgreSQL, and a pooler answers at NIGHTJAR_DATABASE_URL: "
+            "name the server itself in NIGHTJAR_DATABASE_DIRECT_URL"
+        )
+
+
 class LifecycleError(JobError):
     """A state may not follow another one: jobs/lifecycle.py has the table."""
 

@@ -92,7 +92,7 @@ UPDATE result SET status_code = 400, body = NULL, error_code = 'context_exceeded
 """
 _AGAIN_READY = """
 UPDATE micro_batch SET state = 'ready', bucket = 64
-WHERE job_id = :job AND id >= :first + :parts - :open
+WHERE job_id = :job AND id >= CAST(:first AS BIGINT) + :parts - :open
 """
 _NOT_LANDED = "DELETE FROM result WHERE job_id = :job AND row_index >= :landed"
 _LANDINGS_LEFT = "DELETE FROM landing WHERE job_id = :job AND first >= :landed"

@@ -31,6 +31,7 @@ from nightjar.pipeline.queue.celery_app import (
     listen_for,
 )
 from nightjar.pipeline.queue.commands import CANNOT_START, EXIT_CANNOT_START
+from nightjar.pipeline.queue.opening import open_store
 from nightjar.pipeline.queue.waking import send_wake
 from nightjar.pipeline.settings import Settings, SettingsError
 from nightjar.pipeline.tracing.tracer import traces
@@ -38,6 +39,8 @@ from nightjar.process import spare_what_stays
 
 # Longer than the database's own limit on a statement: a second connection is tried first.
 _FINISH_HANGS_AFTER_S = 120.0
+# One for the results of jobs, one for what waits for no disk: hundreds of workers share a server.
+_CONNECTIONS = 2
 
 settings = Settings.read()
 app = create_celery_app(settings)
@@ -61,7 +64,7 @@ class WorkerParts:
             CheckpointError, LauncherError, SettingsError: A model cannot be served.
         """
         started = start(settings)
-        store = Store(settings.database_url.get_secret_value())
+        store = open_store(settings, connections=_CONNECTIONS)
         # Before the models are loaded, so that a change of their files meanwhile is noticed.
         fingerprints = [directory.fingerprint for directory in started.directories.values()]
         listen_for(app, fingerprints, settings.worker_live_threads)

@@ -105,13 +105,24 @@ class Store:
         task_runners: Signs of life of these processes.
     """
 
-    def __init__(self, url: str, *, synchronous: Synchronous = "full") -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        synchronous: Synchronous = "full",
+        connections: int | None = None,
+        direct_url: str | None = None,
+    ) -> None:
         """Open `sqlite:///FILE` or `postgresql://USER@HOST/NAME`; connects at the first use.
 
         `synchronous` is SQLite's: "normal" is faster, and a power cut may undo the last commits.
+        `connections` is the most that are open to PostgreSQL at a time, and `direct_url` leads past
+        a pooler, as `Database` has them.
         Raises UnusableDatabaseError.
         """
-        self.database = database = Database(url, synchronous=synchronous)
+        self.database = database = Database(
+            url, synchronous=synchronous, connections=connections, direct_url=direct_url
+        )
         outcomes = Outcomes(database)
         self.accounts = Accounts(database)
         self.quotas = Quotas(database)
@@ -161,7 +172,7 @@ class Store:
         """Bring the tables to the newest revision; several processes may do so at once."""
         from nightjar.jobs.store.schema import migrate  # Alembic: few processes need it
 
-        migrate(self.database.url)
+        migrate(self.database.session_url)
 
     def ping(self) -> None:
         """Raise StoreError unless the database answers and has Nightjar's tables."""

@@ -22,12 +22,14 @@ from sqlalchemy.pool import ConnectionPoolEntry, NullPool, Pool, QueuePool
 
 from nightjar.jobs.errors import (
     NO_POSTGRES_DRIVER,
+    NoSessionError,
     StoreError,
     StoreUnavailableError,
     UnusableDatabaseError,
 )
+from nightjar.jobs.store.priority_turns import PriorityTurns, TurnTimeoutError
 from nightjar.jobs.store.tally import Tally
-from nightjar.jobs.store.write_lock import WriterTurns, begin_soon
+from nightjar.jobs.store.write_lock import begin_soon
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +38,7 @@ Synchronous = Literal["full", "normal"]
 
 BUSY_TIMEOUT_MS = 30_000
 WRITE_ATTEMPTS = 3
+CONNECTION_WAIT_S = 30.0
 _WAL_RETRY_S = 0.02
 # PostgreSQL: deadlock_detected, serialization_failure. The transaction left no trace.
 _RETRIABLE = frozenset({"40P01", "40001"})
@@ -75,15 +78,18 @@ def open_engine(
     synchronous: Synchronous = "full",
     foreign_keys: bool = True,
     limited: bool = True,
+    connections: int | None = None,
 ) -> Engine:
     """An engine with the pragmas and transactions described above.
 
     limited: Statements end after a while, on PostgreSQL; migrations may take as long as they need.
+    connections: The most that are open at a time; None: one for each thread, up to 40.
     """
     options: dict[str, Any] = {"poolclass": pool}
     if pool is not NullPool:
         # One connection a thread that is in a transaction: claims, beats, API threads.
-        options |= {"pool_size": 8, "max_overflow": 32, "pool_timeout": 30}
+        size, overflow = (8, 32) if connections is None else (connections, 0)
+        options |= {"pool_size": size, "max_overflow": overflow, "pool_timeout": CONNECTION_WAIT_S}
     # Statements carry prompts: keep them out of error messages.
     if url.get_backend_name() == "postgresql":
         try:
@@ -149,7 +155,7 @@ def translated_errors() -> Iterator[None]:
     """Raise the driver's errors as StoreError, without the statement's parameters."""
     try:
         yield
-    except sa.exc.TimeoutError as error:
+    except (sa.exc.TimeoutError, TurnTimeoutError) as error:
         raise StoreUnavailableError("every database connection is in use") from error
     except (sa.exc.OperationalError, sa.exc.InterfaceError) as error:
         if getattr(error.orig, "sqlstate", None) in _TOO_LARGE:
@@ -188,22 +194,46 @@ def _close_returned(connection: object, record: ConnectionPoolEntry) -> None:
 
 
 class Database:
-    """Transactions on one database; safe to share between threads."""
+    """Transactions on one database; safe to share between threads.
 
-    def __init__(self, url: str, *, synchronous: Synchronous = "full") -> None:
+    Args:
+        url: The database.
+        synchronous: SQLite's mode.
+        connections: The most connections to PostgreSQL, at least 2. One of them is kept for what
+            waits for no disk: signs of life, claims, single calls. Nothing that a job's results
+            wait for delays these.
+        direct_url: PostgreSQL itself, where `url` is a pooler's: for what needs a session.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        synchronous: Synchronous = "full",
+        connections: int | None = None,
+        direct_url: str | None = None,
+    ) -> None:
         self.url = database_url(url)
-        self.engine = open_engine(self.url, synchronous=synchronous)
+        self.session_url = self.url if direct_url is None else database_url(direct_url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        if self.is_sqlite:  # `nightjar run` is in a file, whatever the settings say of a server
+            connections, self.session_url = None, self.url
+        self.engine = open_engine(self.url, synchronous=synchronous, connections=connections)
+        self._connections = None if connections is None else PriorityTurns(connections, kept=1)
+        self._session_engine = self.engine
+        if self.session_url != self.url:
+            self._session_engine = open_engine(self.session_url, pool=NullPool)
         # PostgreSQL, READ COMMITTED: a transaction around reads would cost two more round trips.
         options = {} if self.is_sqlite else {"isolation_level": "AUTOCOMMIT"}
         self._for_reading = self.engine.execution_options(**options)
         # SQLite admits one writer, and the others poll. With turns the threads queue instead.
-        self._writer = WriterTurns() if self.is_sqlite else None
+        self._writer = PriorityTurns() if self.is_sqlite else None
         self.tally = Tally()
 
     def close(self) -> None:
         """Close every pooled connection; one that a thread still uses is closed when it is back."""
         event.listen(self.engine, "checkin", _close_returned)
+        self._session_engine.dispose()
         self.engine.dispose()
 
     @contextmanager
@@ -212,7 +242,7 @@ class Database:
 
         probe: Give PostgreSQL only 5 s for each answer, to see whether it is there.
         """
-        with translated_errors(), self._for_reading.connect() as connection:
+        with translated_errors(), self._connected(self._for_reading, urgent=probe) as connection:
             if probe:
                 self._hurry(connection)
             yield connection
@@ -224,18 +254,26 @@ class Database:
             with self.reading() as connection:
                 yield connection
             return
-        with translated_errors(), self.engine.connect() as plain:
+        with translated_errors(), self._connected(self.engine) as plain:
             yield plain.execution_options(isolation_level="REPEATABLE READ")
 
     @contextmanager
     def uploading(self) -> Iterator[Connection]:
-        """A connection whose statements may take long, for uploads of millions of rows."""
-        with translated_errors(), self.engine.connect() as connection:
+        """A connection whose statements may take long, for uploads of millions of rows.
+
+        It is a session: what is staged in it stays between its transactions.
+
+        Raises:
+            StoreError: A pooler answers, which may lend another session to each transaction.
+        """
+        with translated_errors(), self._connected(self._session_engine) as connection:
             if self.is_sqlite:
                 yield connection
                 return
             from nightjar.jobs.store import postgres  # noqa: PLC0415 - psycopg is an extra
 
+            if postgres.is_pooled(connection):
+                raise NoSessionError("an upload")
             driver: Any = connection.connection.driver_connection
             postgres.limit_on_server(driver, postgres.BULK_LIMIT_S)
             try:
@@ -245,6 +283,18 @@ class Database:
                 raise
             connection.rollback()
             postgres.limit_on_server(driver, postgres.STATEMENT_LIMIT_S)
+
+    @contextmanager
+    def _connected(self, engine: Engine, *, urgent: bool = False) -> Iterator[Connection]:
+        """A connection of the pool; where there are few of them, urgent threads get theirs first.
+
+        A thread holds one at a time: two that wait for a second one would wait for each other.
+        """
+        turn: AbstractContextManager[None] = nullcontext()
+        if self._connections is not None:
+            turn = self._connections.turn(urgent=urgent, timeout_s=CONNECTION_WAIT_S)
+        with turn, engine.connect() as connection:
+            yield connection
 
     def _hurry(self, connection: Connection) -> None:
         if not self.is_sqlite:
@@ -290,13 +340,16 @@ class Database:
         options: dict[str, Any] = {"nightjar_write": True, "nightjar_live": live}
         if not durable:
             options["nightjar_synchronous"] = "normal"
-        with self._turn(live=live), self.engine.connect() as plain:
+        urgent = probe or not durable
+        with self._turn(live=live), self._connected(self.engine, urgent=urgent) as plain:
             connection = plain.execution_options(**options)
             if probe:
                 self._hurry(connection)
             with connection.begin():
-                if not durable and not self.is_sqlite:
-                    connection.exec_driver_sql("SET LOCAL synchronous_commit TO off")
+                if not self.is_sqlite:
+                    from nightjar.jobs.store import postgres  # noqa: PLC0415 - psycopg is an extra
+
+                    postgres.set_for_transaction(connection, durable=durable)
                 yield connection
 
     def _turn(self, *, live: bool = False) -> AbstractContextManager[None]:

@@ -5,11 +5,10 @@ from datetime import timedelta
 import sqlalchemy as sa
 
 from nightjar.jobs.records import JsonObject
-from nightjar.jobs.states import MicroBatchState
 from nightjar.jobs.store.common import now
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.json_text import dump_json, load_json
-from nightjar.jobs.store.tables import micro_batch, worker
+from nightjar.jobs.store.tables import IS_LEASED, micro_batch, worker
 from nightjar.jobs.workers import ComputeSeconds, WorkerHeartbeat, WorkerStatus
 
 _mb = micro_batch.c
@@ -75,7 +74,7 @@ class Heartbeats:
             sa.select(_mb.owner, sa.func.coalesce(worker.c.counter, 0))
             .select_from(micro_batch)
             .outerjoin(worker, worker.c.owner == _mb.owner)
-            .where(_mb.state == MicroBatchState.LEASED)
+            .where(_mb.owner.is_not(None), IS_LEASED)
             .distinct()
         )
         with self._database.reading() as connection:

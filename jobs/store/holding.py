@@ -13,7 +13,7 @@ from nightjar.jobs.states import MicroBatchState, RequestState
 from nightjar.jobs.store.common import AnyRow, now
 from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.stop_reasons import find_stop, stopped_result
-from nightjar.jobs.store.tables import micro_batch, request
+from nightjar.jobs.store.tables import IS_LEASED, micro_batch, request
 from nightjar.jobs.store.token_ids import drop_token_ids
 from nightjar.jobs.tallies import ComputeCost, dump_tally, tally_of
 
@@ -31,7 +31,7 @@ _IS_HELD = sa.and_(
 _HOLD = sa.select(*_mb).where(_IS_HELD).with_for_update()
 _HOLD_ALL = (
     sa.select(*_mb)
-    .where(_mb.state == MicroBatchState.LEASED, _mb.owner == sa.bindparam("by"))
+    .where(_mb.owner == sa.bindparam("by"), IS_LEASED)
     .order_by(_mb.id)
     .with_for_update()
 )

@@ -26,6 +26,7 @@ from nightjar.jobs.store.holding import MEMBERS, HeldLeases, hold, hold_all, unf
 from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.segments import unpack_segments
 from nightjar.jobs.store.tables import (
+    IS_LEASED,
     job,
     micro_batch,
     micro_batch_tokens,
@@ -199,9 +200,7 @@ class Leases:
 
     def held_by(self, owner: str) -> list[MicroBatchRef]:
         """The micro-batches that this owner has leased."""
-        statement = sa.select(*REF_COLUMNS).where(
-            _mb.state == MicroBatchState.LEASED, _mb.owner == owner
-        )
+        statement = sa.select(*REF_COLUMNS).where(_mb.owner == owner, IS_LEASED)
         with self._database.reading() as connection:
             return [MicroBatchRef(*row) for row in connection.execute(statement)]
 

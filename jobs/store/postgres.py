@@ -15,13 +15,15 @@ prepared.
 
 import select
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg import errors
 from psycopg.abc import PQGen
 from sqlalchemy import event
-from sqlalchemy.engine import URL, Engine
+from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -49,6 +51,7 @@ _SET_LIMITS = (
     "FROM unnest(%s::text[], %s::text[]) AS limits (name, value)"
 )
 _PREPARED_AFTER = 5  # uses of a statement
+_POOLED = "nightjar_pooled"  # kept with the pooled connection
 _TRUSTED_UNTIL = "nightjar_trusted_until"  # kept with the pooled connection, in monotonic seconds
 
 # The URL may override them.
@@ -98,10 +101,13 @@ def set_limits(engine: Engine, *, statements: bool) -> None:
         if not statements:
             connection.limit_s = None
             return
+        with _translated("pg_backend_pid"):
+            record.info[_POOLED] = not is_direct(connection)
+        if record.info[_POOLED]:
+            return
+        connection.prepare_threshold = _PREPARED_AFTER
         if "statement_timeout" not in str(engine.url.query.get("options", "")):
             limit_on_server(connection, STATEMENT_LIMIT_S)
-        if _is_direct(connection):
-            connection.prepare_threshold = _PREPARED_AFTER
 
     if not statements:
         return
@@ -118,11 +124,27 @@ def set_limits(engine: Engine, *, statements: bool) -> None:
             connection.limit_s = PROBE_LIMIT_S
 
 
-def _is_direct(connection: LimitedConnection) -> bool:
+def is_direct(connection: psycopg.Connection[Any]) -> bool:
     """Whether the server itself answers: a pooler tells clients a process number of its own."""
     row = connection.execute("SELECT pg_backend_pid()").fetchone()
     connection.commit()
     return row is not None and row[0] == connection.info.backend_pid
+
+
+def is_pooled(connection: Connection) -> bool:
+    """Whether a pooler answers, which may lend another session to each transaction."""
+    return bool(connection.info.get(_POOLED))
+
+
+def set_for_transaction(connection: Connection, *, durable: bool) -> None:
+    """Set what a transaction that writes has for itself: limits behind a pooler, durability."""
+    settings = _limits(STATEMENT_LIMIT_S) if is_pooled(connection) else {}
+    if not durable:
+        settings["synchronous_commit"] = "off"
+    if settings:
+        # Without parameters the server takes all of them at once.
+        sql = "; ".join(f"SET LOCAL {name} TO {value}" for name, value in settings.items())
+        connection.exec_driver_sql(sql)
 
 
 def _look(connection: LimitedConnection, record: ConnectionPoolEntry) -> None:
@@ -138,7 +160,8 @@ def _look(connection: LimitedConnection, record: ConnectionPoolEntry) -> None:
     if time.monotonic() < until and not _says_something(connection):
         return
     try:
-        connection.execute("DISCARD PLANS", prepare=False)
+        # A pooler's sessions are of others, too: their plans stay.
+        connection.execute("SELECT 1" if record.info[_POOLED] else "DISCARD PLANS", prepare=False)
         connection.commit()
     except psycopg.Error as error:
         raise DisconnectionError from error
@@ -154,18 +177,31 @@ def _says_something(connection: LimitedConnection) -> bool:
 
 def limit_on_server(connection: LimitedConnection, limit_s: float) -> None:
     """Let the server end statements after `limit_s`; this side waits a little longer."""
-    limits = {
-        "statement_timeout": limit_s,
+    limits = _limits(limit_s)
+    connection.limit_s = PROBE_LIMIT_S
+    names, values = list(limits), list(limits.values())
+    with _translated("set_config"):
+        connection.execute(_SET_LIMITS, (names, values))
+        connection.commit()
+    connection.limit_s = limit_s + _MARGIN_S
+
+
+def _limits(statement_s: float) -> dict[str, str]:
+    """The server's limits by their names, in milliseconds."""
+    seconds = {
+        "statement_timeout": statement_s,
         "lock_timeout": _LOCK_LIMIT_S,
         "idle_in_transaction_session_timeout": _IDLE_LIMIT_S,
     }
-    connection.limit_s = PROBE_LIMIT_S
-    names, values = list(limits), [f"{seconds * 1000:.0f}" for seconds in limits.values()]
+    return {name: f"{value * 1000:.0f}" for name, value in seconds.items()}
+
+
+@contextmanager
+def _translated(statement: str) -> Iterator[None]:
+    """Raise the driver's errors as SQLAlchemy's: it translates those of its own calls alone."""
     try:
-        connection.execute(_SET_LIMITS, (names, values))
-        connection.commit()
-    except psycopg.Error as error:  # what SQLAlchemy does not call it does not translate
+        yield
+    except psycopg.Error as error:
         raise DBAPIError.instance(
-            "set_config", None, error, psycopg.Error, hide_parameters=True
+            statement, None, error, psycopg.Error, hide_parameters=True
         ) from error
-    connection.limit_s = limit_s + _MARGIN_S

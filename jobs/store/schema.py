@@ -8,6 +8,7 @@ tries again.
 import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
 from alembic import command
 from alembic.config import Config
@@ -15,7 +16,7 @@ from sqlalchemy import text
 from sqlalchemy.engine import URL, Connection
 from sqlalchemy.pool import NullPool
 
-from nightjar.jobs.errors import StoreUnavailableError
+from nightjar.jobs.errors import NoSessionError, StoreUnavailableError
 from nightjar.jobs.store.database import open_engine, translated_errors
 
 logger = logging.getLogger(__name__)
@@ -81,7 +82,15 @@ def _change_postgres(connection: Connection, operation: Operation, revision: str
 
     It polls for the lock. A statement that waits would hold a snapshot, and an index that the
     first process builds would wait for that snapshot.
+
+    Raises:
+        NoSessionError: A pooler answers.
     """
+    from nightjar.jobs.store import postgres  # noqa: PLC0415 - psycopg is an extra
+
+    driver: Any = connection.connection.driver_connection
+    if not postgres.is_direct(driver):
+        raise NoSessionError("a migration")
     locked = text("SELECT pg_try_advisory_lock(:key)")
     while not connection.scalar(locked, {"key": _MIGRATION_LOCK}):
         connection.rollback()

@@ -62,19 +62,19 @@ class StagedRows:
             .where(row.error_code.is_(None))
             .order_by(row.row_index)
         )
-        offered = connection.scalar(
-            sa.select(sa.func.count()).where(row.error_code.is_(None)).select_from(staged)
-        )
-        inserted = connection.execute(
-            self._database.insert(request)
-            .from_select(columns, accepted)
-            .on_conflict_do_nothing(
-                index_elements=[request.c.job_id, request.c.custom_id],
-                index_where=request.c.kind.is_not(None),
-            ),
-            execution_options={"preserve_rowcount": True},
-        ).rowcount
-        if inserted != offered:
+        insert = self._database.insert(request).from_select(columns, accepted)
+        try:
+            # Most uploads repeat no custom_id. A row that may conflict is logged by PostgreSQL in
+            # one record more.
+            with connection.begin_nested():
+                connection.execute(insert)
+        except sa.exc.IntegrityError:
+            connection.execute(
+                insert.on_conflict_do_nothing(
+                    index_elements=[request.c.job_id, request.c.custom_id],
+                    index_where=request.c.kind.is_not(None),
+                )
+            )
             self._mark_duplicates()
         rejected = (
             sa.select(

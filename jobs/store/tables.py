@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from nightjar.jobs.records import DEFAULT_TENANT
 from nightjar.jobs.states import JobState, MicroBatchState, RequestKind, RequestState, Reuse
+from nightjar.jobs.store import storage
 from nightjar.jobs.store.columns import BigId, UtcDateTime, metadata, state_column
 
 # Conditions of partial indexes, spelt alike in both databases.
@@ -101,6 +102,7 @@ job = sa.Table(
         postgresql_where=KEPT_BY_ITSELF,
     ),
     sa.Index("ix_job_purging", "id", sqlite_where=PURGING, postgresql_where=PURGING),
+    postgresql_with=storage.COUNTERS,
 )
 
 # The condition of ix_micro_batch_ready, spelt so that no other index seems to serve it: SQLite
@@ -109,6 +111,7 @@ READY_ALONE = sa.text("state || '' = 'ready'")
 READY_SUSPECTS = sa.text("state || '' = 'ready' AND isolated")
 READY_LIVE = sa.text("state || '' = 'ready' AND live")
 UNCHARGED = sa.text("uncharged IS NOT NULL")
+OWNED = sa.text("owner IS NOT NULL")
 
 micro_batch = sa.Table(
     "micro_batch",
@@ -167,6 +170,8 @@ micro_batch = sa.Table(
         sqlite_where=READY_LIVE,
         postgresql_where=READY_LIVE,
     ),
+    # For signs of life: the leases of a worker, and who holds leases. An owner has leased it.
+    sa.Index("ix_micro_batch_owner", "owner", sqlite_where=OWNED, postgresql_where=OWNED),
     # For purging: the databases look here for micro-batches of a job that is deleted.
     sa.Index(None, "job_id"),
     # For shares: what has ended since the last charge.
@@ -177,7 +182,12 @@ micro_batch = sa.Table(
         sqlite_where=UNCHARGED,
         postgresql_where=UNCHARGED,
     ),
+    postgresql_with=storage.PASSING,
 )
+
+# For queries that name an owner: as above, spelt so that they read the index of owners. The index
+# of states leads to the leases of every worker.
+IS_LEASED = sa.text("micro_batch.state || '' = 'leased'")
 
 # What may wait for planning: a row that is in no micro-batch and follows no other. A row that the
 # planner refused, or whose answer it knew, has the mark NO_TOKENS. The condition does not name the
@@ -233,8 +243,7 @@ request = sa.Table(
         sqlite_where=sa.text("leader_id IS NOT NULL"),
         postgresql_where=sa.text("leader_id IS NOT NULL"),
     ),
-    # Leaves room in each page for the new version of a row that ends.
-    postgresql_with={"fillfactor": 75},
+    postgresql_with=storage.REQUESTS,
 )
 
 # What a row asks for. Each state of a request is a new version of its row in PostgreSQL, with all
@@ -244,6 +253,7 @@ request_body = sa.Table(
     metadata,
     sa.Column("request_id", BigId, primary_key=True, autoincrement=False),
     sa.Column("body", sa.Text, nullable=False),
+    postgresql_with=storage.KEPT,
 )
 
 # The token ids of a micro-batch's requests, until it ends. One that ended by a crash keeps them, as
@@ -258,6 +268,7 @@ micro_batch_tokens = sa.Table(
         autoincrement=False,
     ),
     sa.Column("token_ids", sa.LargeBinary, nullable=False),
+    postgresql_with=storage.SOON_DELETED,
 )
 
 result = sa.Table(
@@ -289,6 +300,7 @@ result = sa.Table(
         sqlite_where=sa.text("error_code IS NOT NULL"),
         postgresql_where=sa.text("error_code IS NOT NULL"),
     ),
+    postgresql_with=storage.KEPT,
 )
 
 # Results in the order in which their transactions committed, one row a transaction.
@@ -300,6 +312,7 @@ landing = sa.Table(
     # Random. A result that landed again after a retry has the token of its new landing.
     sa.Column("token", sa.BigInteger, nullable=False),
     sa.Column("request_ids", sa.LargeBinary, nullable=False),  # 8 bytes each, little-endian
+    postgresql_with=storage.KEPT,
 )
 
 # The row of an ended worker stays: its seconds still count.
@@ -314,6 +327,7 @@ worker = sa.Table(
     sa.Column("load_s", sa.Double, nullable=False, server_default="0"),
     # JSON, for people: what a GPU worker does now. Null: it says nothing of that.
     sa.Column("status", sa.Text),
+    postgresql_with=storage.COUNTERS,
 )
 
 # Which of several processes does a work that only one should do.
@@ -347,4 +361,5 @@ leader = sa.Table(
     # it was written in the epoch that is.
     sa.Column("protocol", sa.Integer),
     sa.Column("protocol_epoch", sa.Integer),
+    postgresql_with=storage.COUNTERS,
 )

@@ -1,45 +1,16 @@
-"""SQLite's write lock: how the threads of a process take turns, and how single calls get it soon.
+"""SQLite's write lock: how single calls get it soon.
 
 SQLite admits one writer. Another one asks for the lock after ever longer pauses, up to 0.1 s. A
-single call asks every millisecond, and goes before the other threads of its process.
+single call asks every millisecond. The threads of a process take turns (`priority_turns.py`).
 """
 
 import sqlite3
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from sqlalchemy.engine import Connection
 
 _ASK_EVERY_S = 0.001
 _LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-
-
-class WriterTurns:
-    """Lets one thread of a process write at a time; those of single calls go first."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._taken = False
-        self._urgent = 0  # threads of single calls that wait
-
-    @contextmanager
-    def turn(self, *, urgent: bool = False) -> Iterator[None]:
-        """Wait for the turn, and hold it in the block."""
-        with self._changed:
-            self._urgent += urgent
-            try:
-                self._changed.wait_for(lambda: not self._taken and (urgent or not self._urgent))
-            finally:
-                self._urgent -= urgent
-            self._taken = True
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._taken = False
-                self._changed.notify_all()
 
 
 def begin_soon(connection: Connection, timeout_ms: int) -> None:

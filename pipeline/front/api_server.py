@@ -47,6 +47,7 @@ from nightjar.pipeline.planning.calls import CallPlanner
 from nightjar.pipeline.planning.models import PlanningModels
 from nightjar.pipeline.queue.celery_app import PLAN_TASK, create_celery_app
 from nightjar.pipeline.queue.dispatcher import publish
+from nightjar.pipeline.queue.opening import open_store
 from nightjar.pipeline.queue.waking import send_wake
 from nightjar.pipeline.settings import Settings
 from nightjar.pipeline.tracing.tracer import traces
@@ -145,7 +146,7 @@ class _Ending:
 
 
 def _store(settings: Settings) -> closing[Store]:
-    return closing(Store(settings.database_url.get_secret_value()))
+    return closing(open_store(settings))
 
 
 def _celery(settings: Settings) -> Celery:

@@ -14,10 +14,10 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from nightjar.jobs.errors import StoreError
-from nightjar.jobs.store import Store
 from nightjar.pipeline.queue.celery_app import create_celery_app
 from nightjar.pipeline.queue.commands import GPU_WORKER, PLANNER
 from nightjar.pipeline.queue.liveness import is_gone
+from nightjar.pipeline.queue.opening import open_store
 from nightjar.pipeline.queue.waking import CLOCK_MARK, SILENT_AFTER_S
 from nightjar.pipeline.settings import Settings
 
@@ -57,7 +57,7 @@ def trouble(part: Part, settings: Settings) -> str | None:
 def _runner_trouble(settings: Settings) -> str | None:
     host = socket.gethostname()
     silent_s = max(settings.worker_dead_after_s, _ANSWER_S)
-    with closing(Store(settings.database_url.get_secret_value())) as store:
+    with closing(open_store(settings)) as store:
         try:
             seen = store.task_runners.recent(silent_s)
         except StoreError as error:

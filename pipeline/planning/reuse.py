@@ -53,7 +53,9 @@ class ResultCache:
     def __init__(self, settings: Settings, store: Store, model: ModelDirectory, name: str) -> None:
         self._vectors = store.vectors
         url = settings.result_cache_url
-        self._answers = (store if url is None else Store(url.get_secret_value())).cache
+        self._answers = (
+            store if url is None else Store(url.get_secret_value(), connections=2)
+        ).cache
         self._most_rows = settings.result_cache_rows
         self._most_scores = settings.result_cache_scores
         self._oldest_s = settings.result_cache_days * _DAY_S

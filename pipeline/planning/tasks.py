@@ -41,6 +41,7 @@ from nightjar.pipeline.queue.delivering import Delivering
 from nightjar.pipeline.queue.dispatcher import dispatch, empty_queues, find_lost
 from nightjar.pipeline.queue.leadership import Leadership
 from nightjar.pipeline.queue.liveness import owner_name
+from nightjar.pipeline.queue.opening import open_store
 from nightjar.pipeline.queue.passes import Pass
 from nightjar.pipeline.queue.scheduling import Scheduling
 from nightjar.pipeline.queue.sweeper import Sweeper
@@ -57,7 +58,7 @@ app = create_celery_app(settings)
 
 @cache
 def _store() -> Store:
-    return Store(settings.database_url.get_secret_value())
+    return open_store(settings)
 
 
 @cache

@@ -21,6 +21,7 @@ from nightjar.jobs.schedule_records import ClaimedRun, HeldRun, RunEnd, RunState
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.schedule_work import StaleRunError
 from nightjar.pipeline.queue.liveness import is_gone, owner_name
+from nightjar.pipeline.queue.opening import open_store
 from nightjar.pipeline.queue.watched_time import WatchedTime
 from nightjar.pipeline.runner.steps import StoppedError, TaskSteps, UnusableRunError
 from nightjar.pipeline.settings import Settings
@@ -238,7 +239,7 @@ def main() -> None:
     logs.name_process("task-runner")
     settings = Settings.read()
     step_back(settings.worker_niceness)
-    with closing(Store(settings.database_url.get_secret_value())) as store:
+    with closing(open_store(settings)) as store:
         store.ping()
         runner = TaskRunner(store, settings, os.environ)
 

@@ -28,6 +28,14 @@ class PlaceSettings(BaseSettings):
         SecretStr("sqlite:///nightjar.db"),
         description="the database: `sqlite:///FILE` or `postgresql://USER:PASSWORD@HOST/NAME`",
     )
+    database_direct_url: Annotated[
+        SecretStr | None,
+        read_by(API, UPLOADS, PLANNER, TASK_RUNNER, COMMANDS, page="guides/pooler.md"),
+    ] = Field(
+        None,
+        description="PostgreSQL itself, where `NIGHTJAR_DATABASE_URL` is a pooler in transaction "
+        "mode: uploads and migrations need a session",
+    )
     broker_url: Annotated[SecretStr, read_by(*CONNECTED)] = Field(
         SecretStr("redis://127.0.0.1:6379/0"),
         description="Redis or Valkey: `redis://:PASSWORD@HOST:6379/0`; with Sentinel "

@@ -114,6 +114,7 @@ def test_partial_indexes_are_made_as_described(engine: sa.Engine) -> None:
     assert "ready" in str(made["ix_micro_batch_ready"])
     assert "isolated" in str(made["ix_micro_batch_suspects"])
     assert "uncharged IS NOT NULL" in str(made["ix_micro_batch_uncharged"])
+    assert "owner IS NOT NULL" in str(made["ix_micro_batch_owner"])
     assert "ready" in str(made["ix_micro_batch_live"])
     assert "live" in str(made["ix_micro_batch_live"])
     assert "live" in str(made["ix_job_live"])
@@ -122,6 +123,30 @@ def test_partial_indexes_are_made_as_described(engine: sa.Engine) -> None:
     assert "keep_results_s IS NOT NULL" in str(made["ix_job_kept_by_itself"])
     assert "purging" in str(made["ix_job_purging"])
     assert "next_at IS NOT NULL" in str(made["ix_webhook_delivery_waiting"])
+
+
+STORAGE = sa.text("""
+SELECT c.relname, c.reloptions || array(SELECT 'toast.' || unnest(t.reloptions))
+FROM pg_class c LEFT JOIN pg_class t ON t.oid = c.reltoastrelid
+WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind = 'r'
+  AND c.reloptions IS NOT NULL
+""")
+
+
+def test_tables_are_stored_as_described(postgres_tables: str) -> None:
+    """Autogenerate does not compare how tables are stored."""
+    engine = open_engine(usable_url(postgres_tables), pool=sa.NullPool)
+    with engine.connect() as connection:
+        found = {name: sorted(options) for name, options in connection.execute(STORAGE)}
+    described = {
+        name: sorted(
+            f"{key}={value}" for key, value in table.dialect_options["postgresql"]["with"].items()
+        )
+        for name, table in metadata.tables.items()
+        if table.dialect_options["postgresql"]["with"]
+    }
+    assert len(described) >= 9
+    assert found == described
 
 
 def test_no_index_of_requests_names_their_state(engine: sa.Engine) -> None:

@@ -1,4 +1,4 @@
-"""Turns of SQLite's writers: one at a time, single calls first, soon after other processes."""
+"""SQLite's write lock: a single call gets it soon after other processes."""
 
 import sqlite3
 import threading
@@ -13,39 +13,6 @@ import sqlalchemy as sa
 from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.store import database
 from nightjar.jobs.store.database import Database
-from nightjar.jobs.store.write_lock import WriterTurns
-
-
-def test_single_calls_have_their_turn_first() -> None:
-    turns, order, waiting = WriterTurns(), list[str](), threading.Semaphore(0)
-
-    def write(name: str, urgent: bool) -> None:
-        waiting.release()
-        with turns.turn(urgent=urgent):
-            order.append(name)
-
-    with turns.turn():
-        threads = [
-            threading.Thread(target=write, args=(name, name == "call"))
-            for name in ("job", "job", "call", "job")
-        ]
-        for thread in threads:
-            thread.start()
-            waiting.acquire()
-            time.sleep(0.05)
-        assert order == []
-    for thread in threads:
-        thread.join(10)
-    assert order == ["call", "job", "job", "job"]
-
-
-def test_a_turn_that_fails_is_given_on() -> None:
-    turns = WriterTurns()
-    for urgent in (True, False):
-        with pytest.raises(ZeroDivisionError), turns.turn(urgent=urgent):
-            raise ZeroDivisionError
-    with turns.turn():
-        pass
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ def migrate() -> None:
 
     Example: nightjar migrate
     """
-    from nightjar.jobs.store import Store
+    from nightjar.pipeline.queue.opening import open_store
 
-    store = Store(read_settings().database_url.get_secret_value())
+    store = open_store(read_settings())
     store.migrate()
     store.close()
 

@@ -115,12 +115,12 @@ def api(
 def _require_key(settings: Settings, host: str) -> None:
     """End the command where nobody could prove who they are."""
     from nightjar.jobs.accounts import is_key
-    from nightjar.jobs.store import Store
+    from nightjar.pipeline.queue.opening import open_store
 
     secret = settings.api_key
     if secret is not None and not is_key(secret.get_secret_value()):
         return
-    with closing(Store(settings.database_url.get_secret_value())) as store:
+    with closing(open_store(settings)) as store:
         has_key = store.accounts.has_usable_key()
     if not has_key:
         fail(

@@ -50,13 +50,13 @@ def purge(
 
     Example: nightjar purge --older-than 30d --dry-run
     """
-    from nightjar.jobs.store import Store
+    from nightjar.pipeline.queue.opening import open_store
 
     settings = read_settings()
     check_driver(settings)
     age_s = None if older_than is None else parse_span(older_than).total_seconds()
     scope = PurgeScope(settings.keep_results_s, age_s, tenant, job)
-    with closing(Store(settings.database_url.get_secret_value())) as store:
+    with closing(open_store(settings)) as store:
         _check(store, scope)
         found = store.retention.expendable(scope, MOST_COUNTED)
         begun = len(store.purging.marked(scope))

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 @contextmanager
 def opened_store(settings: Settings) -> "Iterator[Store]":
     """Open the database; what cannot be done ends the command with its reason."""
-    from nightjar.jobs.store import Store
+    from nightjar.pipeline.queue.opening import open_store
 
     check_driver(settings)
-    with closing(Store(settings.database_url.get_secret_value())) as store:
+    with closing(open_store(settings)) as store:
         try:
             yield store
         except (StoreError, UnusableDatabaseError):
