@@ -6,7 +6,7 @@ from alembic import op
 from nightjar.migrations.indexes import create_index, drop_index, is_postgres
 
 revision = "0039"
-down_revision = "0034"
+down_revision = "0037"
 branch_labels = None
 depends_on = None
 
