@@ -85,8 +85,9 @@ class Retention:
         """
         deadline = time.monotonic() + patience_s
         report = PurgeReport()
+        self._purging.drop_parts()
         for job_id in self._purging.marked(scope):
-            report = self._freed(report, job_id, deadline)
+            report = self._freed(report, job_id, scope, deadline)
             if time.monotonic() >= deadline:
                 return replace(report, is_done=False)
         while found := self.expendable(scope, MARKED_AT_ONCE):
@@ -94,11 +95,13 @@ class Retention:
             for one in found:
                 if self.mark(one):
                     report = replace(report, jobs=report.jobs + 1)
-                    report = self._freed(report, one.id, deadline)
+                    report = self._freed(report, one.id, scope, deadline)
                 if time.monotonic() >= deadline:
                     return replace(report, is_done=False)
             if report.jobs == before:  # others came first
                 break
+        if report.jobs and scope.is_of_settings:
+            self._purging.drop_parts()
         return report
 
     def expendable(self, scope: PurgeScope, limit: int) -> list[ExpendableJob]:
@@ -142,8 +145,11 @@ class Retention:
         """
         return self._database.write(partial(_mark, one=one))
 
-    def _freed(self, report: PurgeReport, job_id: str, deadline: float) -> PurgeReport:
-        return replace(report, rows=report.rows + self._purging.free(job_id, deadline))
+    def _freed(
+        self, report: PurgeReport, job_id: str, scope: PurgeScope, deadline: float
+    ) -> PurgeReport:
+        rows = self._purging.free(job_id, deadline, waits=scope.is_of_settings)
+        return replace(report, rows=report.rows + rows)
 
     def _note_times(self) -> None:
         """Note until when jobs are kept that ask for a time of their own and are over."""

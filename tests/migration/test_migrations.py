@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,16 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
+from nightjar.jobs.errors import StoreError
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.all_tables import metadata
 from nightjar.jobs.store.bodies import load_body
 from nightjar.jobs.store.database import database_url as usable_url
-from nightjar.jobs.store.database import open_engine
+from nightjar.jobs.store.database import open_engine, translated_errors
+from nightjar.jobs.store.parts import part_of_job
 from nightjar.jobs.store.schema import alembic_config, migrate, revert
 from nightjar.jobs.workers import ComputeSeconds
+from nightjar.migrations.parts import is_compared, is_partition
 from tests.databases import fresh_postgres_database
 from tests.jobs import planned
 from tests.outcomes import answers, claim
@@ -34,7 +38,8 @@ def engine(database_url: str) -> Iterator[sa.Engine]:
 
 
 def tables(engine: sa.Engine) -> set[str]:
-    return set(sa.inspect(engine).get_table_names()) - {"alembic_version"}
+    found = sa.inspect(engine).get_table_names()
+    return {name for name in found if not is_partition(name)} - {"alembic_version"}
 
 
 def test_upgrading_from_nothing_makes_every_table(engine: sa.Engine) -> None:
@@ -43,13 +48,21 @@ def test_upgrading_from_nothing_makes_every_table(engine: sa.Engine) -> None:
     assert tables(engine) == set(metadata.tables)
 
 
+def differences(engine: sa.Engine) -> list[object]:
+    """How the tables differ from those that the store describes."""
+    options = {
+        "compare_type": True,
+        "compare_server_default": True,
+        "include_object": partial(is_compared, engine.dialect.name),
+    }
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts=options)
+        return compare_metadata(context, metadata)
+
+
 def test_the_revisions_equal_the_tables(engine: sa.Engine) -> None:
     migrate(engine.url)
-    with engine.connect() as connection:
-        context = MigrationContext.configure(
-            connection, opts={"compare_type": True, "compare_server_default": True}
-        )
-        assert compare_metadata(context, metadata) == []
+    assert differences(engine) == []
 
 
 DESCRIPTION = sa.text("""
@@ -91,9 +104,11 @@ def test_partial_indexes_are_made_as_described(engine: sa.Engine) -> None:
     """Autogenerate does not compare the conditions of indexes."""
     migrate(engine.url)
     option = f"{engine.dialect.name}_where"
+    # On PostgreSQL each partition has its own unique indexes.
+    unique_in = ["request_p0"] if engine.dialect.name == "postgresql" else []
     made = {
-        index["name"]: index["dialect_options"][option]
-        for name in metadata.tables
+        index["name"].removesuffix("_p0"): index["dialect_options"][option]
+        for name in [*metadata.tables, *unique_in]
         for index in sa.inspect(engine).get_indexes(name)
         if option in index.get("dialect_options", {})
     }
@@ -189,6 +204,23 @@ MICRO_BATCH = sa.text(
 )
 
 
+APPENDED = sa.text(
+    "INSERT INTO request (job_id, row_index, line, kind, body, state) "
+    "VALUES (:id, 9, 10, 'generate', '{}', 'queued')"
+)
+OLD_ROWS = (
+    "INSERT INTO request (job_id, row_index, line, custom_id, kind, state, micro_batch_id) "
+    "SELECT 'old', 0, 1, 'a', 'generate', 'done', id FROM micro_batch",
+    "INSERT INTO request (job_id, row_index, line, custom_id, kind, state) "
+    "VALUES ('old', 1, 2, 'b', 'generate', 'queued')",
+    """INSERT INTO request_body SELECT id, '{"prompt":"b"}' FROM request WHERE row_index = 1""",
+    "INSERT INTO result (request_id, job_id, row_index, status_code, body, prompt_tokens, "
+    "completion_tokens, requested_tokens, saved_tokens, created_at) "
+    "SELECT id, 'old', 0, 200, '{}', 1, 1, 1, 0, now() FROM request WHERE row_index = 0",
+)
+FILES_OF_ROWS = "SELECT pg_relation_filenode('%s'), pg_relation_filenode('%s')"
+
+
 def test_jobs_and_plans_of_the_version_before_go_on(engine: sa.Engine) -> None:
     """Theirs from before are kept, and what they still write is without deadline or suspicion."""
     migrate(engine.url, "0002")
@@ -270,6 +302,42 @@ def test_taking_the_tables_of_bodies_back_keeps_what_was_asked(engine: sa.Engine
         ("queued", None),
     ]
     assert states == [(done.id, "done"), (waiting.id, "replanned")]
+
+
+def test_rows_of_before_the_partitions_stay_and_go_on(postgres_url: str) -> None:
+    """They become the first partition: nothing of them is written anew, and they are computed."""
+    migrate(usable_url(postgres_url), "0034")
+    engine = open_engine(usable_url(postgres_url), pool=sa.NullPool)
+    with engine.begin() as connection:
+        connection.execute(JOB, {"id": "old"})
+        connection.execute(MICRO_BATCH, {"id": "old"})
+        for statement in OLD_ROWS:
+            connection.exec_driver_sql(statement)
+        files = connection.exec_driver_sql(FILES_OF_ROWS % ("request", "result")).all()
+    migrate(usable_url(postgres_url))
+    with engine.connect() as connection:
+        assert (
+            connection.exec_driver_sql(FILES_OF_ROWS % ("request_p0", "result_p0")).all() == files
+        )
+    engine.dispose()
+    opened = Store(postgres_url)
+    assert [record.index for record in opened.results.read("old")] == [0]
+    (waiting,) = opened.backlog.queued_requests("old", 9)
+    assert (waiting.index, waiting.body["prompt"]) == (1, "b")
+    job_id, (ref,) = planned(opened, 1)
+    assert opened.leases.finish(ref.id, ref.epoch, "worker", answers(claim(opened, ref)))
+    assert [record.id >> 40 for record in opened.results.read(job_id)] == [part_of_job(job_id)]
+    opened.close()
+    with pytest.raises(StoreError, match="ck_request_job"):  # of a process of before, too late
+        write_as_before(postgres_url, job_id)
+
+
+def write_as_before(url: str, job_id: str) -> None:
+    """Append a row to a job as a version without partitions does it."""
+    engine = open_engine(usable_url(url), pool=sa.NullPool)
+    with translated_errors(), engine.begin() as connection:
+        connection.execute(APPENDED, {"id": job_id})
+    engine.dispose()
 
 
 def test_upgrading_again_changes_nothing(store: Store) -> None:
@@ -381,8 +449,7 @@ def test_a_migration_that_was_interrupted_before_an_index_goes_on(
         with pytest.raises(RuntimeError, match="the power went"):
             migrate(engine.url)
     migrate(engine.url)
-    with engine.connect() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    assert differences(engine) == []
 
 
 def test_threads_that_migrate_at_once(database_url: str) -> None:
