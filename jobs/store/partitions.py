@@ -14,7 +14,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from nightjar.jobs.errors import StoreUnavailableError
+from nightjar.jobs.errors import StoreError
+from nightjar.jobs.states import BatchStage
+from nightjar.jobs.store.batch_tables import batch
 from nightjar.jobs.store.common import today
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.parts import first_job_id, part_of_day, part_of_job
@@ -33,8 +35,9 @@ DETACH_LIMIT_S = 2.0
 
 _LOCK = sa.text("SELECT pg_advisory_xact_lock(:key)")
 _LOCK_KEY = 0x6E69676874706172  # "nightpar"
-# query_canceled, lock_not_available, object_in_use.
-_LATER = frozenset({"57014", "55P03", "55006"})
+# query_canceled, lock_not_available, object_in_use. Another process was faster:
+# object_not_in_prerequisite_state, undefined_table.
+_LATER = frozenset({"57014", "55P03", "55006", "55000", "42P01"})
 _PARTITION = re.compile(rf"({'|'.join(TABLES)})_p([1-9]\d*)")
 _FOUND = sa.text("""
 SELECT c.relname, i.inhparent IS NOT NULL AS attached,
@@ -79,15 +82,18 @@ class Partitions:
         return sorted(part for part in found if self.is_old(part))
 
     def is_needed(self, part: int) -> bool:
-        """Whether a job of the part is not marked as purged."""
+        """Whether a job of the part is not marked as purged, or is still to land."""
+        ids = (first_job_id(part), first_job_id(part + 1))
         kept = sa.select(job.c.id).where(
-            job.c.id >= first_job_id(part),
-            job.c.id < first_job_id(part + 1),
-            job.c.purged_at.is_(None),
-            ~job.c.live,
+            job.c.id >= ids[0], job.c.id < ids[1], job.c.purged_at.is_(None), ~job.c.live
+        )
+        arriving = sa.select(batch.c.job_id).where(
+            batch.c.job_id >= ids[0],
+            batch.c.job_id < ids[1],
+            batch.c.stage == BatchStage.VALIDATING,
         )
         with self._database.reading() as connection:
-            return connection.scalar(kept.limit(1)) is not None
+            return any(connection.scalar(one.limit(1)) is not None for one in (kept, arriving))
 
     def drop(self, part: int) -> bool:
         """Drop the partitions of a part that nobody needs; whether all of them are gone.
@@ -99,7 +105,7 @@ class Partitions:
                 for name, found, attached, pending in _partitions(connection):
                     if found == part:
                         _drop(connection, name, attached=attached, pending=pending)
-        except StoreUnavailableError as error:
+        except StoreError as error:
             driver_error = getattr(error.__cause__, "orig", None)
             if getattr(driver_error, "sqlstate", None) not in _LATER:
                 raise

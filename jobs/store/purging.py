@@ -41,9 +41,6 @@ _MARKED = sa.select(job.c.id).where(PURGING).order_by(job.c.id).limit(JOBS_PER_S
 WAITS_S = 86_400.0
 """So long a marked job waits for the others of its day, so that their rows go without a delete."""
 
-_WAITS = sa.select(job.c.purged_at > sa.bindparam("since", type_=job.c.purged_at.type)).where(
-    job.c.id == sa.bindparam("of_job")
-)
 _EMPTIED = {
     "body": None,
     "segments": None,
@@ -68,8 +65,11 @@ class Purging:
         # How far the rows of a job are deleted. PostgreSQL would read the dead ones again.
         self._after: dict[str, int] = {}
 
-    def marked(self, scope: PurgeScope) -> list[str]:
-        """The jobs of the scope that are marked and hold rows that can go, in the order of ids."""
+    def marked(self, scope: PurgeScope, *, waits: bool = False) -> list[str]:
+        """The jobs of the scope that are marked and hold rows that can go, in the order of ids.
+
+        `waits` as in `free`.
+        """
         statement = _MARKED
         if scope.job_id is not None:
             statement = statement.where(job.c.id == scope.job_id)
@@ -77,12 +77,8 @@ class Purging:
             statement = statement.where(job.c.tenant == scope.tenant)
         with self._database.reading() as connection:
             found = list(connection.scalars(statement))
-        return [
-            job_id
-            for job_id in found
-            if self._has_more(job_id)
-            and not (scope.is_of_settings and self._waits_for_others(job_id))
-        ]
+        waiting = self._waiting(found) if waits else set()
+        return [one for one in found if one not in waiting and self._has_more(one)]
 
     def free(self, job_id: str, deadline: float = float("inf"), *, waits: bool = False) -> int:
         """Delete rows of a marked job; returns how many requests went.
@@ -90,7 +86,7 @@ class Purging:
         At least one step is made; none begins after `deadline`, in monotonic seconds. With `waits`
         a job whose partition can be dropped soon keeps its rows until then.
         """
-        if waits and self._waits_for_others(job_id):
+        if waits and self._waiting([job_id]):
             return 0
         # A purge is in no hurry: whoever waits for SQLite's lock waits for one step of it.
         turns, freed = Turns(self._database, write_s=0.0), 0
@@ -116,14 +112,19 @@ class Purging:
                 dropped += self._partitions.drop(part)
         return dropped
 
-    def _waits_for_others(self, job_id: str) -> bool:
-        """Whether the job's rows go with its partition soon."""
-        if not self._partitions.is_old(part_of_job(job_id)):
-            return False
+    def _waiting(self, job_ids: Sequence[str]) -> set[str]:
+        """Those of the marked jobs whose rows go with their partition soon."""
+        parts = {job_id: part_of_job(job_id) for job_id in job_ids}
+        if not any(map(self._partitions.is_old, parts.values())):
+            return set()
+        there = set(self._partitions.old())
         since = now() - timedelta(seconds=WAITS_S)
+        waiting = sa.select(job.c.id).where(
+            job.c.id.in_([job_id for job_id, part in parts.items() if part in there]),
+            job.c.purged_at > since,
+        )
         with self._database.reading() as connection:
-            is_new = connection.scalar(_WAITS, {"of_job": job_id, "since": since})
-        return bool(is_new) and part_of_job(job_id) in self._partitions.old()
+            return set(connection.scalars(waiting))
 
     def _step(self, connection: Connection, job_id: str) -> int | None:
         """Delete some rows; returns how many requests, or None where nothing more can be done.

@@ -84,13 +84,9 @@ class Retention:
         with the rest.
         """
         deadline = time.monotonic() + patience_s
-        report = PurgeReport()
         self._purging.drop_parts()
-        for job_id in self._purging.marked(scope):
-            report = self._freed(report, job_id, scope, deadline)
-            if time.monotonic() >= deadline:
-                return replace(report, is_done=False)
-        while found := self.expendable(scope, MARKED_AT_ONCE):
+        report = self._free_marked(PurgeReport(), scope, deadline)
+        while report.is_done and (found := self.expendable(scope, MARKED_AT_ONCE)):
             before = report.jobs
             for one in found:
                 if self.mark(one):
@@ -100,8 +96,9 @@ class Retention:
                     return replace(report, is_done=False)
             if report.jobs == before:  # others came first
                 break
-        if report.jobs and scope.is_of_settings:
+        if report.is_done and report.jobs and scope.job_id is None:
             self._purging.drop_parts()
+            report = self._free_marked(report, scope, deadline)
         return report
 
     def expendable(self, scope: PurgeScope, limit: int) -> list[ExpendableJob]:
@@ -145,10 +142,25 @@ class Retention:
         """
         return self._database.write(partial(_mark, one=one))
 
+    def _free_marked(self, report: PurgeReport, scope: PurgeScope, deadline: float) -> PurgeReport:
+        """Free jobs that are marked; nobody waits for a sweep of the settings, so that can wait."""
+        before: list[str] = []
+        while job_ids := self._purging.marked(scope, waits=scope.is_of_settings):
+            for job_id in job_ids:
+                rows = self._purging.free(job_id, deadline)
+                report = replace(report, rows=report.rows + rows)
+                if time.monotonic() >= deadline:
+                    return replace(report, is_done=False)
+            if job_ids == before:  # another process has locked what is left
+                break
+            before = job_ids
+        return report
+
     def _freed(
         self, report: PurgeReport, job_id: str, scope: PurgeScope, deadline: float
     ) -> PurgeReport:
-        rows = self._purging.free(job_id, deadline, waits=scope.is_of_settings)
+        """Free a job that was just marked, unless others of its day are about to be."""
+        rows = self._purging.free(job_id, deadline, waits=scope.job_id is None)
         return replace(report, rows=report.rows + rows)
 
     def _note_times(self) -> None:

@@ -1,6 +1,7 @@
 """Partitions of PostgreSQL: made when they are missing, read alone, dropped whole."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
@@ -124,7 +125,30 @@ def test_a_job_waits_a_while_for_the_others_of_its_day(
     assert -10 in parts(store)
 
 
-def test_a_purge_by_hand_waits_for_nobody(store: Store) -> None:
+def test_processes_that_drop_a_day_at_once(store: Store) -> None:
+    job_id = old(store, made_days=10)
+    (one,) = store.retention.expendable(SETTING, 10)
+    assert store.retention.mark(one)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: store.purging.drop_parts(), range(4)))
+    store.retention.sweep(SETTING)
+    assert -10 not in parts(store)
+    assert store.purging.marked(PurgeScope()) == []
+    assert rows(store, job_id) == 0
+
+
+def test_a_purge_of_all_that_is_old_drops_whole_days(store: Store) -> None:
+    """By hand, and nothing of it waits: what shares its day with a kept job is deleted."""
+    for _ in range(2):
+        old(store, made_days=10)
+    beside, kept = old(store, made_days=9), old(store, made_days=9, ended_days=1)
+    report = store.retention.sweep(PurgeScope(older_than_s=5 * DAY_S))
+    assert (report.jobs, report.rows) == (3, 20)
+    assert parts(store)[0] == -9
+    assert [rows(store, job_id) for job_id in (beside, kept)] == [0, 20]
+
+
+def test_a_purge_of_one_job_waits_for_nobody(store: Store) -> None:
     early, late = old(store, made_days=10), old(store, made_days=10)
     report = store.retention.sweep(PurgeScope(job_id=early))
     assert (report.jobs, report.rows) == (1, 20)
