@@ -14,13 +14,11 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from nightjar.jobs.errors import StoreError
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.all_tables import metadata
 from nightjar.jobs.store.bodies import load_body
 from nightjar.jobs.store.database import database_url as usable_url
-from nightjar.jobs.store.database import open_engine, translated_errors
-from nightjar.jobs.store.parts import part_of_job
+from nightjar.jobs.store.database import open_engine
 from nightjar.jobs.store.schema import alembic_config, migrate, revert
 from nightjar.jobs.workers import ComputeSeconds
 from nightjar.migrations.parts import is_compared, is_partition
@@ -204,23 +202,6 @@ MICRO_BATCH = sa.text(
 )
 
 
-APPENDED = sa.text(
-    "INSERT INTO request (job_id, row_index, line, kind, body, state) "
-    "VALUES (:id, 9, 10, 'generate', '{}', 'queued')"
-)
-OLD_ROWS = (
-    "INSERT INTO request (job_id, row_index, line, custom_id, kind, state, micro_batch_id) "
-    "SELECT 'old', 0, 1, 'a', 'generate', 'done', id FROM micro_batch",
-    "INSERT INTO request (job_id, row_index, line, custom_id, kind, state) "
-    "VALUES ('old', 1, 2, 'b', 'generate', 'queued')",
-    """INSERT INTO request_body SELECT id, '{"prompt":"b"}' FROM request WHERE row_index = 1""",
-    "INSERT INTO result (request_id, job_id, row_index, status_code, body, prompt_tokens, "
-    "completion_tokens, requested_tokens, saved_tokens, created_at) "
-    "SELECT id, 'old', 0, 200, '{}', 1, 1, 1, 0, now() FROM request WHERE row_index = 0",
-)
-FILES_OF_ROWS = "SELECT pg_relation_filenode('%s'), pg_relation_filenode('%s')"
-
-
 def test_jobs_and_plans_of_the_version_before_go_on(engine: sa.Engine) -> None:
     """Theirs from before are kept, and what they still write is without deadline or suspicion."""
     migrate(engine.url, "0002")
@@ -302,42 +283,6 @@ def test_taking_the_tables_of_bodies_back_keeps_what_was_asked(engine: sa.Engine
         ("queued", None),
     ]
     assert states == [(done.id, "done"), (waiting.id, "replanned")]
-
-
-def test_rows_of_before_the_partitions_stay_and_go_on(postgres_url: str) -> None:
-    """They become the first partition: nothing of them is written anew, and they are computed."""
-    migrate(usable_url(postgres_url), "0034")
-    engine = open_engine(usable_url(postgres_url), pool=sa.NullPool)
-    with engine.begin() as connection:
-        connection.execute(JOB, {"id": "old"})
-        connection.execute(MICRO_BATCH, {"id": "old"})
-        for statement in OLD_ROWS:
-            connection.exec_driver_sql(statement)
-        files = connection.exec_driver_sql(FILES_OF_ROWS % ("request", "result")).all()
-    migrate(usable_url(postgres_url))
-    with engine.connect() as connection:
-        assert (
-            connection.exec_driver_sql(FILES_OF_ROWS % ("request_p0", "result_p0")).all() == files
-        )
-    engine.dispose()
-    opened = Store(postgres_url)
-    assert [record.index for record in opened.results.read("old")] == [0]
-    (waiting,) = opened.backlog.queued_requests("old", 9)
-    assert (waiting.index, waiting.body["prompt"]) == (1, "b")
-    job_id, (ref,) = planned(opened, 1)
-    assert opened.leases.finish(ref.id, ref.epoch, "worker", answers(claim(opened, ref)))
-    assert [record.id >> 40 for record in opened.results.read(job_id)] == [part_of_job(job_id)]
-    opened.close()
-    with pytest.raises(StoreError, match="ck_request_job"):  # of a process of before, too late
-        write_as_before(postgres_url, job_id)
-
-
-def write_as_before(url: str, job_id: str) -> None:
-    """Append a row to a job as a version without partitions does it."""
-    engine = open_engine(usable_url(url), pool=sa.NullPool)
-    with translated_errors(), engine.begin() as connection:
-        connection.execute(APPENDED, {"id": job_id})
-    engine.dispose()
 
 
 def test_upgrading_again_changes_nothing(store: Store) -> None:
