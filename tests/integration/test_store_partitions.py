@@ -1,5 +1,6 @@
 """Partitions of PostgreSQL: made when they are missing, read alone, dropped whole."""
 
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -182,11 +183,34 @@ def test_a_partition_that_a_reader_holds_goes_later(store: Store) -> None:
     assert -10 not in parts(store)
 
 
-def test_statements_of_a_job_read_its_partition_alone(store: Store) -> None:
-    """With 30 days beside it, whether PostgreSQL knows the values when it plans or not."""
+def days_beside(store: Store) -> None:
+    """Make the partitions of 30 days."""
     for day in range(30):
         with store.database.engine.connect() as connection:
             partitions.ensure_part(store.database, connection, new_parted_job_id(day * DAY_S))
+
+
+def test_a_plan_for_any_job_reads_its_partition_alone(store: Store) -> None:
+    """A prepared statement may be planned once, before its values are known."""
+    days_beside(store)
+    job_id, _ = planned(store, 4)
+    with store.database.engine.connect() as connection:
+        connection.exec_driver_sql("SET LOCAL plan_cache_mode = force_generic_plan")
+        connection.exec_driver_sql(
+            "PREPARE ask (text) AS SELECT id FROM request "
+            "WHERE job_id = $1 AND (id >> 40) = nightjar_part($1)"
+        )
+        found = connection.exec_driver_sql(f"EXPLAIN (ANALYZE) EXECUTE ask ('{job_id}')").scalars()
+        plan = "\n".join(found)
+        connection.exec_driver_sql("DEALLOCATE ask")
+    assert "$1" in plan
+    assert {f"request_p{part_of_job(job_id)}"} == set(re.findall(r" on (request_p\d+)", plan))
+    assert "Subplans Removed: 3" in plan
+
+
+def test_statements_of_a_job_read_its_partition_alone(store: Store) -> None:
+    """With 30 days beside it, where PostgreSQL knows the values when it plans."""
+    days_beside(store)
     with explained(store, ("SELECT", "WITH", "UPDATE", "DELETE")) as statements:
         job_id, refs = planned(store, 4, each=2)
         compute(store, refs[0])
