@@ -21,6 +21,11 @@ class PurgeScope:
     tenant: str | None = None  # only the jobs of this one
     job_id: str | None = None  # only this one, whatever its age
 
+    @property
+    def is_of_settings(self) -> bool:
+        """Whether it takes the jobs whose time is over, and nobody waits for it."""
+        return self.older_than_s is None and self.job_id is None
+
 
 @dataclass(frozen=True, slots=True)
 class ExpendableJob:

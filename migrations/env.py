@@ -1,8 +1,11 @@
 """Run by Alembic: gives it the tables and the connection that the store opened."""
 
+from functools import partial
+
 from alembic import context
 
 from nightjar.jobs.store.all_tables import metadata
+from nightjar.migrations.parts import is_compared
 
 connection = context.config.attributes.get("connection")
 if connection is None:
@@ -19,6 +22,7 @@ context.configure(
     # On SQLite the caller's one transaction keeps a second process out.
     transaction_per_migration=connection.dialect.name == "postgresql",
     compare_type=True,
+    include_object=partial(is_compared, connection.dialect.name),
 )
 with context.begin_transaction():
     context.run_migrations()

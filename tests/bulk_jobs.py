@@ -8,7 +8,9 @@ import sqlalchemy as sa
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.database import open_engine
 from nightjar.jobs.store.landings import pack_ids
-from nightjar.jobs.store.submission import new_job_id
+from nightjar.jobs.store.partitions import ensure_part
+from nightjar.jobs.store.parts import part_of_job
+from nightjar.jobs.store.submission import new_parted_job_id
 from nightjar.jobs.store.tables import result
 
 EACH = 100
@@ -28,10 +30,11 @@ SELECT :job, 'generate', 32, :each, 7 * :each, 'done', 0, 1, 0 FROM n
 """
 _FIRST = "SELECT min(id) FROM micro_batch WHERE job_id = :job"
 _REQUESTS = """
-INSERT INTO request (job_id, row_index, line, custom_id, kind, state, micro_batch_id)
+INSERT INTO request ({id} job_id, row_index, line, custom_id, kind, state, micro_batch_id)
 WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i + 1 < :rows)
-SELECT :job, i, i + 1, 'row-' || i, 'generate', 'done', :first + i / :each FROM n
+SELECT {next_id} :job, i, i + 1, 'row-' || i, 'generate', 'done', :first + i / :each FROM n
 """
+_ID_IN_PART = "(CAST(:part AS bigint) << 40) + nextval('request_id_seq'),"
 _BODIES = "INSERT INTO request_body SELECT id, :body FROM request WHERE job_id = :job"
 _RESULTS = """
 INSERT INTO result (request_id, job_id, row_index, status_code, body, prompt_tokens,
@@ -45,9 +48,15 @@ _LANDINGS = (
 _FIRST_REQUEST = "SELECT min(id) FROM request WHERE job_id = :job"
 
 
-def finished_job(store: Store, rows: int, *, days: float = 0.0) -> str:
-    """A job of so many small rows that ended so many days ago; returns its id."""
-    job_id = new_job_id()
+def finished_job(store: Store, rows: int, *, days: float = 0.0, made_days: float = 0.0) -> str:
+    """A job of so many small rows that ended so many days ago; returns its id.
+
+    `made_days` ago it was submitted: on PostgreSQL its rows are in the partition of that day.
+    """
+    job_id = new_parted_job_id(made_days * 86_400)
+    names = {"id": "", "next_id": ""}
+    if not store.database.is_sqlite:
+        names = {"id": "id,", "next_id": _ID_IN_PART}
     moment: object = datetime.now(UTC) - timedelta(days=days)
     if store.database.is_sqlite and isinstance(moment, datetime):
         moment = moment.replace(tzinfo=None).isoformat(sep=" ")
@@ -55,17 +64,20 @@ def finished_job(store: Store, rows: int, *, days: float = 0.0) -> str:
         "job": job_id,
         "rows": rows,
         "parts": -(-rows // EACH),
+        "part": part_of_job(job_id),
         "each": EACH,
         "at": moment,
         "body": '{"prompt":"the owl hunts at night and sleeps by day","max_tokens":16}',
         "answer": '{"choices":[{"index":0,"text":" in the old barn.","finish_reason":"stop"}]}',
     }
     engine = open_engine(store.database.url, pool=sa.NullPool, limited=False)
+    with engine.connect() as connection:
+        ensure_part(store.database, connection, job_id)
     with engine.execution_options(nightjar_write=True).begin() as connection:
         for statement in (_JOB, _MICRO_BATCHES):
             connection.execute(sa.text(statement), values)
         values["first"] = connection.scalar(sa.text(_FIRST), values)
-        for statement in (_REQUESTS, _BODIES, _RESULTS):
+        for statement in (_REQUESTS.format(**names), _BODIES, _RESULTS):
             connection.execute(sa.text(statement), values)
         first_id = connection.scalar(sa.text(_FIRST_REQUEST), values)
         landings = [

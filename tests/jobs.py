@@ -21,16 +21,18 @@ def submit(
     merge_equal: bool = False,
     priority: int = 0,
     model: str | None = None,
+    job_id: str | None = None,
 ) -> str:
     """A job of these bodies, each computed unless merged; those with a query are rankings.
 
     model: the model that it names; None for a job that names none.
+    job_id: the job's id; None for a new one of today.
     """
     rows = []
     for index, body in enumerate(bodies):
         kind = RequestKind.RANK if "query" in body else RequestKind.GENERATE
         rows.append(NewRequest(index, index + 1, f"row-{index}", kind, validate_body(kind, body)))
-    new = NewJob(model or "tiny", merge_equal=merge_equal, priority=priority)
+    new = NewJob(model or "tiny", merge_equal=merge_equal, priority=priority, id=job_id)
     with store.jobs.submit(replace(new, names_model=model is not None)) as submission:
         submission.add(rows)
     return submission.job_id
@@ -48,11 +50,16 @@ def submit_for(store: Store, tenant: str, rows: int, key: str | None = None) -> 
 
 
 def planned(
-    store: Store, requests: int, *, each: int = 1, priority: int = 0
+    store: Store,
+    requests: int,
+    *,
+    each: int = 1,
+    priority: int = 0,
+    job_id: str | None = None,
 ) -> tuple[str, list[MicroBatchRef]]:
     """A job of completions, planned into micro-batches of `each` requests."""
     bodies: list[Body] = [{"prompt": "a", "max_tokens": 4, "temperature": 0}] * requests
-    job_id = submit(store, bodies, priority=priority)
+    job_id = submit(store, bodies, priority=priority, job_id=job_id)
     queued = [request.id for request in store.backlog.queued_requests(job_id, requests)]
     groups = [queued[start : start + each] for start in range(0, requests, each)]
     refs = store.planning.save_plan(

@@ -1,5 +1,6 @@
 """How the databases read: the plan of each statement, and the tables that it reads whole."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -10,16 +11,19 @@ import sqlalchemy as sa
 from nightjar.jobs.store import Store
 
 BIG = ("job", "request", "result", "landing", "micro_batch")
+_PARTITION = re.compile(r"_p\d+\b")
 
 
 @contextmanager
-def explained(store: Store) -> Iterator[list[tuple[str, str]]]:
-    """Each statement that reads, and how the database does it."""
+def explained(
+    store: Store, kinds: tuple[str, ...] = ("SELECT", "WITH")
+) -> Iterator[list[tuple[str, str]]]:
+    """Each statement that reads, or is of these kinds, and how the database does it."""
     found: list[tuple[str, str]] = []
     explain = "EXPLAIN QUERY PLAN " if store.database.is_sqlite else "EXPLAIN "
 
     def note(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
-        if statement.startswith(("SELECT", "WITH")):
+        if statement.startswith(kinds):
             cursor.execute(explain + statement, parameters)
             found.append((statement, "\n".join(str(row) for row in cursor.fetchall())))
 
@@ -30,7 +34,7 @@ def explained(store: Store) -> Iterator[list[tuple[str, str]]]:
 
 def whole_reads(plan: str, big: Sequence[str] = BIG) -> list[str]:
     """The big tables that a plan reads whole."""
-    words = plan.replace("'", " ").replace(")", " ").split()
+    words = _PARTITION.sub("", plan).replace("'", " ").replace(")", " ").split()
     scanned = {name for word, name in pairwise(words) if word == "SCAN"}
     scanned |= {
         name for at, name in enumerate(words[3:], 3) if words[at - 3 : at] == ["Seq", "Scan", "on"]

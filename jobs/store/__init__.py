@@ -29,6 +29,7 @@ from nightjar.jobs.store.live import LiveCalls
 from nightjar.jobs.store.models import Models
 from nightjar.jobs.store.orphans import Orphans
 from nightjar.jobs.store.outcomes import Outcomes
+from nightjar.jobs.store.partitions import Partitions
 from nightjar.jobs.store.planners import Planners
 from nightjar.jobs.store.planning import Planning
 from nightjar.jobs.store.previews import Previews
@@ -87,6 +88,7 @@ class Store:
         cache: Answers and scores that later jobs may reuse.
         batches: Makes batches, reads and cancels them.
         batch_work: Takes batches from stage to stage.
+        partitions: Makes the partitions of PostgreSQL ahead, and drops old ones.
         purging: Deletes the rows of jobs that are marked as purged.
         retention: Which jobs are purged, and when.
         files: Uploaded files, and files that show results.
@@ -153,7 +155,8 @@ class Store:
         self.file_sweeping = FileSweeping(database, self.files)
         self.batches = Batches(database, self.files)
         self.batch_work = BatchWork(database, self.files)
-        self.purging = Purging(database)
+        self.partitions = Partitions(database)
+        self.purging = Purging(database, self.partitions)
         self.retention = Retention(database, self.purging)
         self.webhooks = Webhooks(database)
         self.deliveries = Deliveries(database)

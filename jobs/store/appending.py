@@ -18,10 +18,11 @@ from nightjar.jobs.store.following import follow_equals, has_equals
 from nightjar.jobs.store.idempotency import stored_key
 from nightjar.jobs.store.job_rows import find_job
 from nightjar.jobs.store.outcomes import Outcomes
+from nightjar.jobs.store.partitions import ensure_part
 from nightjar.jobs.store.quotas import TOO_MANY_WAIT, Quotas
 from nightjar.jobs.store.staged_rows import StagedRows
 from nightjar.jobs.store.staging import drop_stage, stage, staged
-from nightjar.jobs.store.submission import CHUNK_ROWS, job_values, new_job_id
+from nightjar.jobs.store.submission import CHUNK_ROWS, job_values, new_parted_job_id
 from nightjar.jobs.store.tables import job
 
 _AHEAD_RETRY_S = 1.0
@@ -56,7 +57,7 @@ class Appending:
             QuotaError: The tenant may add nothing now.
         """
         key = stored_key(new_job.tenant, new_job.idempotency_key)
-        job_id = new_job.id or new_job_id()
+        job_id = new_job.id or new_parted_job_id()
 
         def work(connection: Connection) -> tuple[str, bool]:
             known = None
@@ -108,6 +109,7 @@ class Appending:
                     stage(self._database, connection, part, tenant=owner, merge_equal=True)
                 repeats = has_equals(connection, staged)
                 connection.rollback()
+                ensure_part(self._database, connection, job_id)
                 with self._database.landing(connection):
                     return self._land(connection, job_id, first, len(rows), digest, repeats=repeats)
             finally:

@@ -11,10 +11,11 @@ from nightjar.jobs import lifecycle
 from nightjar.jobs.records import JobToPlan, NewResult, PlanningRange, QueuedRequest, RequestError
 from nightjar.jobs.store.account_tables import tenant
 from nightjar.jobs.store.bodies import load_body
-from nightjar.jobs.store.body_rows import BODIES, BODY
+from nightjar.jobs.store.body_rows import BODY, bodies_of
 from nightjar.jobs.store.common import AWAITS_PLAN, FAULT_STATUS, has_rows
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.outcomes import Outcomes
+from nightjar.jobs.store.parts import InPartOf
 from nightjar.jobs.store.precedence import OVERTAKES, RANK, several_tenants, usable_weight
 from nightjar.jobs.store.ready import in_rank_order
 from nightjar.jobs.store.tables import job, request
@@ -37,7 +38,7 @@ _TO_PLAN = (
     )
     .where(
         job.c.state.in_(lifecycle.RUNNABLE),
-        has_rows(_row.row_index, _row.job_id == job.c.id, AWAITS_PLAN),
+        has_rows(_row.row_index, _row.job_id == job.c.id, InPartOf(_row.id, job.c.id), AWAITS_PLAN),
     )
     .order_by(*RANK)
 )
@@ -70,7 +71,9 @@ def _first_of_tenants(*of_model: sa.ColumnElement[bool]) -> sa.Select[Any]:
         .where(
             job.c.state.in_(lifecycle.RUNNABLE),
             job.c.id.not_in(sa.bindparam("besides", expanding=True)),
-            has_rows(_row.row_index, _row.job_id == job.c.id, AWAITS_PLAN),
+            has_rows(
+                _row.row_index, _row.job_id == job.c.id, InPartOf(_row.id, job.c.id), AWAITS_PLAN
+            ),
             *of_model,
         )
         .subquery()
@@ -86,18 +89,22 @@ def _first_of_tenants(*of_model: sa.ColumnElement[bool]) -> sa.Select[Any]:
 _FIRST_OF_TENANTS = _first_of_tenants()
 _FIRST_OF_TENANTS_OF_MODEL = _first_of_tenants(_NAMED)
 _FIRST_OF_TENANTS_OF_ONLY_MODEL = _first_of_tenants(_NAMED_OR_NONE)
+_OF_JOB = (
+    _row.job_id == sa.bindparam("of_job", type_=sa.Text),
+    InPartOf(_row.id, sa.bindparam("of_job", type_=sa.Text)),
+)
 _IN_RANGE = _row.row_index.between(sa.bindparam("first"), sa.bindparam("last"))
 _WAITING = (
     sa.select(_row.id, _row.job_id, _row.row_index, _row.custom_id, _row.kind, BODY)
-    .join(*BODIES, isouter=True)
-    .where(_row.job_id == sa.bindparam("of_job"), _IN_RANGE, AWAITS_PLAN)
+    .join(*bodies_of(sa.bindparam("of_job", type_=sa.Text)), isouter=True)
+    .where(*_OF_JOB, _IN_RANGE, AWAITS_PLAN)
     .order_by(_row.row_index)
     .limit(sa.bindparam("most"))
 )
 _SIZES = (
     sa.select(sa.func.octet_length(BODY))
-    .join_from(request, *BODIES, isouter=True)
-    .where(_row.job_id == sa.bindparam("of_job"), _IN_RANGE, AWAITS_PLAN)
+    .join_from(request, *bodies_of(sa.bindparam("of_job", type_=sa.Text)), isouter=True)
+    .where(*_OF_JOB, _IN_RANGE, AWAITS_PLAN)
     .order_by(_row.row_index)
     .limit(sa.bindparam("most"))
 )
@@ -222,7 +229,7 @@ class Backlog:
     def _fail_some(self, connection: Connection, job_id: str, error: RequestError) -> int:
         waiting = (
             sa.select(_row.id, _row.row_index)
-            .where(_row.job_id == job_id, AWAITS_PLAN)
+            .where(_row.job_id == job_id, InPartOf(_row.id, job_id), AWAITS_PLAN)
             .order_by(_row.row_index)
             .limit(FAILURES_PER_STEP)
             .with_for_update()

@@ -13,7 +13,7 @@ from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.files import Files
 from nightjar.jobs.store.idempotency import stored_key
 from nightjar.jobs.store.json_text import dump_json
-from nightjar.jobs.store.submission import new_job_id
+from nightjar.jobs.store.submission import new_parted_job_id
 from nightjar.jobs.store.tables import job
 
 _OVER = frozenset(
@@ -65,7 +65,7 @@ class Batches:
             ReusedKeyError: See `made_by`.
         """
         values = {
-            "job_id": new_job_id(),
+            "job_id": new_parted_job_id(),
             "tenant": new.tenant,
             "stage": BatchStage.VALIDATING,
             "endpoint": new.endpoint,

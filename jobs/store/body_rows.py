@@ -5,11 +5,24 @@ from collections.abc import Collection
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from nightjar.jobs.store.parts import InPartOf, in_parts_of
 from nightjar.jobs.store.tables import request, request_body
 
-# For a join of `request`, isouter: an API of the version before puts bodies into `request`.
-BODIES = (request_body, request_body.c.request_id == request.c.id)
 BODY: sa.ColumnElement[str] = sa.func.coalesce(request_body.c.body, request.c.body)
+_is_own = request_body.c.request_id == request.c.id
+
+
+def bodies_of(job_id: sa.ColumnElement[str]) -> tuple[sa.Table, sa.ColumnElement[bool]]:
+    """What joins the bodies of a job's requests, isouter.
+
+    An API of the version before puts bodies into `request`.
+    """
+    return request_body, sa.and_(_is_own, InPartOf(request_body.c.request_id, job_id))
+
+
+def bodies_among(request_ids: Collection[int]) -> tuple[sa.Table, sa.ColumnElement[bool]]:
+    """The same for these requests."""
+    return request_body, sa.and_(_is_own, in_parts_of(request_body.c.request_id, request_ids))
 
 
 def insert_bodies(
@@ -20,7 +33,11 @@ def insert_bodies(
     # statistics of the new rows: a join might read all of them for each.
     landed_as = (
         sa.select(request.c.id)
-        .where(request.c.job_id == job_id, request.c.row_index == staged.c.row_index)
+        .where(
+            request.c.job_id == job_id,
+            request.c.row_index == staged.c.row_index,
+            InPartOf(request.c.id, job_id),
+        )
         .scalar_subquery()
     )
     rows = sa.select(landed_as, staged.c.body).where(which).order_by(staged.c.row_index)
@@ -28,6 +45,8 @@ def insert_bodies(
     connection.execute(into)
 
 
-def delete_bodies(connection: Connection, request_ids: Collection[int] | sa.Select[int]) -> None:
+def delete_bodies(connection: Connection, request_ids: Collection[int]) -> None:
     """Delete the bodies of requests that are about to be deleted."""
-    connection.execute(sa.delete(request_body).where(request_body.c.request_id.in_(request_ids)))
+    column = request_body.c.request_id
+    is_given = (column.in_(request_ids), in_parts_of(column, request_ids))
+    connection.execute(sa.delete(request_body).where(*is_given))

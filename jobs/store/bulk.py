@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from nightjar.jobs.store.database import Database
+from nightjar.jobs.store.parts import PART_BITS, parts_of_ids
 
 # PostgreSQL takes no statement over 1 GB, and holds several copies of one in memory.
 STATEMENT_BYTES = 64 << 20
@@ -52,7 +53,7 @@ class BulkInsert:
 
 
 class BulkUpdate:
-    """UPDATE of rows by their id, the last value of each tuple."""
+    """UPDATE of requests by their id, the last value of each tuple."""
 
     def __init__(self, database: Database, table: sa.Table, columns: Sequence[str]) -> None:
         self._is_sqlite = database.is_sqlite
@@ -64,12 +65,18 @@ class BulkUpdate:
         given = _unnest(database, table, [*columns, "id"])
         self._statement = (
             f"UPDATE {table.name} SET {sets} FROM ({given}) given "  # noqa: S608
-            f"WHERE {table.name}.id = given.id"
+            f"WHERE {table.name}.id = given.id AND ({table.name}.id >> {PART_BITS}) = "
         )
 
     def run(self, connection: Connection, rows: Sequence[tuple[Any, ...]]) -> int:
         """Update rows of (the columns' values, id); returns how many were there."""
-        return _execute(connection, self._statement, rows, is_sqlite=self._is_sqlite)
+        if self._is_sqlite:
+            return _execute(connection, self._statement, rows, is_sqlite=True)
+        changed = 0
+        for part in parts_of_ids([row[-1] for row in rows]):
+            own = [row for row in rows if row[-1] >> PART_BITS == part]
+            changed += _execute(connection, f"{self._statement}{part}", own, is_sqlite=False)
+        return changed
 
 
 def _execute(

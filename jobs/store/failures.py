@@ -10,13 +10,14 @@ import sqlalchemy as sa
 
 from nightjar.jobs.overview_records import FailedRow, FailureReason, FailureReasons
 from nightjar.jobs.store.database import Database
+from nightjar.jobs.store.parts import InPartOf
 from nightjar.jobs.store.tables import request, result
 
 GROUPED_FAILURES = 4_000  # from each end
 SEARCHED_FAILURES = 4_000
 _row = result.c
 _job = sa.bindparam("of_job", type_=sa.String)
-_failed = (_row.job_id == _job, _row.error_code.is_not(None))
+_failed = (_row.job_id == _job, InPartOf(_row.request_id, _job), _row.error_code.is_not(None))
 
 
 def _end(order: sa.ColumnElement[Any]) -> sa.Subquery:
@@ -51,7 +52,9 @@ class Failures:
             groups = connection.execute(_GROUPED, {"of_job": job_id}).all()
             rows = [first for _, _, first in groups]
             told = sa.select(_row.row_index, _row.error_message, _row.error_param).where(
-                _row.job_id == job_id, _row.row_index.in_(rows)
+                _row.job_id == job_id,
+                InPartOf(_row.request_id, job_id),
+                _row.row_index.in_(rows),
             )
             said = {row.row_index: row for row in connection.execute(told)}
         reasons = [
@@ -89,7 +92,11 @@ class Failures:
                     _row.error_param,
                 )
                 .join(request, request.c.id == _row.request_id)
-                .where(_row.request_id.in_([row.request_id for row in shown]))
+                .where(
+                    _row.request_id.in_([row.request_id for row in shown]),
+                    InPartOf(_row.request_id, job_id),
+                    InPartOf(request.c.id, job_id),
+                )
                 .order_by(_row.row_index)
             )
             rows = [FailedRow(*row) for row in connection.execute(full)] if shown else []

@@ -15,6 +15,7 @@ from nightjar.jobs import lifecycle
 from nightjar.jobs.states import RequestState, Reuse
 from nightjar.jobs.store.common import TOKEN_COUNTS
 from nightjar.jobs.store.database import Database
+from nightjar.jobs.store.parts import InPartOf
 from nightjar.jobs.store.tables import request, result
 
 # A leader has fewer followers than this. So a request that a job repeats a million times has many
@@ -74,13 +75,24 @@ def follow_equals(connection: Connection, staged: sa.Table, job_id: str) -> None
     rows = rows_that_follow(staged).subquery()
     led = (
         sa.select(rows.c.row_index, _leader.c.id)
-        .join(_leader, sa.and_(_leader.c.job_id == job_id, _leader.c.row_index == rows.c.first))
+        .join(
+            _leader,
+            sa.and_(
+                _leader.c.job_id == job_id,
+                InPartOf(_leader.c.id, job_id),
+                _leader.c.row_index == rows.c.first,
+            ),
+        )
         .subquery()
     )
     lifecycle.check_step(lifecycle.REQUEST_TRANSITIONS, RequestState.QUEUED, RequestState.FOLLOWING)
     connection.execute(
         sa.update(request)
-        .where(request.c.job_id == job_id, request.c.row_index == led.c.row_index)
+        .where(
+            request.c.job_id == job_id,
+            InPartOf(request.c.id, job_id),
+            request.c.row_index == led.c.row_index,
+        )
         .values(state=RequestState.FOLLOWING, leader_id=led.c.id)
     )
 
@@ -90,13 +102,15 @@ class Followers:
 
     def __init__(self, database: Database) -> None:
         self._is_sqlite = database.is_sqlite
+        of_job = sa.bindparam("job", type_=sa.Text)
         # Locked, so that a follower that another transaction ends now is seen as ended below. Not
         # sorted: that would read all of them. Whoever lands them has locked their leader before.
         self._lock = (
             sa.select(request.c.id)
             .where(
                 IS_FOLLOWING,
-                request.c.job_id == sa.bindparam("job"),
+                request.c.job_id == of_job,
+                InPartOf(request.c.id, of_job),
                 _is_listed(request.c.leader_id, "leaders", is_sqlite=database.is_sqlite),
             )
             .limit(FOLLOWERS_PER_STEP)
@@ -105,10 +119,13 @@ class Followers:
         led = (
             IS_FOLLOWING,
             _is_listed(request.c.id, "followers", is_sqlite=database.is_sqlite),
+            InPartOf(request.c.id, of_job),
         )
-        shared = sa.join(request, result, result.c.request_id == request.c.leader_id).join(
-            _leader, _leader.c.id == request.c.leader_id
+        its_result = sa.and_(
+            result.c.request_id == request.c.leader_id, InPartOf(result.c.request_id, of_job)
         )
+        is_leader = sa.and_(_leader.c.id == request.c.leader_id, InPartOf(_leader.c.id, of_job))
+        shared = sa.join(request, result, its_result).join(_leader, is_leader)
         sums = [sa.func.sum(result.c[name]).label(name) for name in TOKEN_COUNTS]
         self._count = (
             sa.select(_leader.c.state, sa.func.count().label("followers"), *sums)
@@ -133,7 +150,7 @@ class Followers:
         )
         names = ["request_id", "job_id", "row_index", *_SHARED, "reused", "landing"]
         self._copy = sa.insert(result).from_select(names, outcomes)
-        of_leader = sa.select(_leader.c.state).where(_leader.c.id == request.c.leader_id)
+        of_leader = sa.select(_leader.c.state).where(is_leader)
         self._end = (
             sa.update(request)
             .where(*led)
@@ -158,7 +175,7 @@ class Followers:
         found = connection.scalars(self._lock, given).all()
         if not found:
             return ()
-        key = {"followers": self._listed(found)}
+        key = {"job": job_id, "followers": self._listed(found)}
         for row in connection.execute(self._count, key).all():
             lifecycle.check_step(lifecycle.REQUEST_TRANSITIONS, RequestState.FOLLOWING, row.state)
             more[COUNTED_STATES[row.state]] += row.followers

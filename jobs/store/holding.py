@@ -12,6 +12,7 @@ from nightjar.jobs.records import NewResult
 from nightjar.jobs.states import MicroBatchState, RequestState
 from nightjar.jobs.store.common import AnyRow, now
 from nightjar.jobs.store.outcomes import Outcomes
+from nightjar.jobs.store.parts import InPartOf
 from nightjar.jobs.store.stop_reasons import find_stop, stopped_result
 from nightjar.jobs.store.tables import IS_LEASED, micro_batch, request
 from nightjar.jobs.store.token_ids import drop_token_ids
@@ -38,6 +39,7 @@ _HOLD_ALL = (
 MEMBERS = sa.and_(
     request.c.micro_batch_id == sa.bindparam("micro_batch"),
     request.c.state == RequestState.PLANNED,
+    InPartOf(request.c.id, sa.bindparam("of_job", type_=sa.Text)),
 )
 _UNFINISHED = sa.select(request.c.id, request.c.row_index).where(MEMBERS).order_by(request.c.id)
 _more = sa.func.nullif(
@@ -115,7 +117,7 @@ class HeldLeases:
         return True
 
     def _land(self, connection: Connection, held: AnyRow, results: Sequence[NewResult]) -> None:
-        indexes = unfinished(connection, held.id)
+        indexes = unfinished(connection, held.id, held.job_id)
         given = {item.request_id for item in results}
         missing = indexes.keys() - given
         check_members(held.id, given, indexes.keys())
@@ -181,9 +183,9 @@ def hold_all(connection: Connection, owner: str) -> Sequence[AnyRow]:
     return connection.execute(_HOLD_ALL, {"by": owner}).all()
 
 
-def unfinished(connection: Connection, micro_batch_id: int) -> dict[int, int]:
-    """The row index of each open request of the micro-batch, by the request's id."""
-    rows = connection.execute(_UNFINISHED, {"micro_batch": micro_batch_id})
+def unfinished(connection: Connection, micro_batch_id: int, job_id: str) -> dict[int, int]:
+    """The row index of each open request of a job's micro-batch, by the request's id."""
+    rows = connection.execute(_UNFINISHED, {"micro_batch": micro_batch_id, "of_job": job_id})
     return dict(rows.all())
 
 

@@ -28,6 +28,7 @@ from nightjar.jobs.states import MicroBatchState
 from nightjar.jobs.store.common import now
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.landings import unpack_ids
+from nightjar.jobs.store.parts import InPartOf
 from nightjar.jobs.store.tables import job, landing, micro_batch, result
 
 COUNTED_MICRO_BATCHES = 4_000  # of each state
@@ -104,7 +105,12 @@ class JobFigures:
         places = sampled_places(job_id, total)
         listed, row = self._listed(places), result.c
         columns = (row.prompt_tokens, row.requested_tokens, row.completion_tokens)
-        wanted = (row.job_id == job_id, row.row_index == listed.c.value, row.error_code.is_(None))
+        wanted = (
+            row.job_id == job_id,
+            InPartOf(row.request_id, job_id),
+            row.row_index == listed.c.value,
+            row.error_code.is_(None),
+        )
         if self._database.is_sqlite:
             statement = sa.select(*columns).select_from(listed).join(result, sa.and_(*wanted))
         else:
@@ -137,7 +143,8 @@ class JobFigures:
         moments = dict(
             connection.execute(
                 sa.select(result.c.request_id, result.c.created_at).where(
-                    result.c.request_id.in_(sorted(set(of_place.values())))
+                    result.c.request_id.in_(sorted(set(of_place.values()))),
+                    InPartOf(result.c.request_id, job_id),
                 )
             ).all()
         )

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from nightjar.jobs.store.database import Database
+from nightjar.jobs.store.parts import InPartOf
 from nightjar.jobs.store.tables import job, landing, result
 
 UNNUMBERED_PER_STEP = 2_000
@@ -29,7 +30,8 @@ _NEXT = (
 _UNNUMBERED = (
     sa.select(result.c.request_id, result.c.row_index)
     .where(
-        result.c.job_id == sa.bindparam("job"),
+        result.c.job_id == sa.bindparam("job", type_=sa.Text),
+        InPartOf(result.c.request_id, sa.bindparam("job", type_=sa.Text)),
         result.c.row_index > sa.bindparam("after"),
         result.c.landing.is_(None),
     )
@@ -112,7 +114,10 @@ def number_some(connection: Connection, job_id: str, after: int) -> int | None:
     if not rows:
         return None
     ids, token = [row.request_id for row in rows], new_token()
-    connection.execute(sa.update(result).where(result.c.request_id.in_(ids)).values(landing=token))
+    numbered = sa.update(result).where(
+        result.c.request_id.in_(ids), InPartOf(result.c.request_id, job_id)
+    )
+    connection.execute(numbered.values(landing=token))
     note(connection, job_id, ids, token)
     return int(rows[-1].row_index)
 

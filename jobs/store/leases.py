@@ -19,7 +19,7 @@ from nightjar.jobs.records import (
 )
 from nightjar.jobs.states import JobState, MicroBatchState
 from nightjar.jobs.store.bodies import load_body
-from nightjar.jobs.store.body_rows import BODIES, BODY
+from nightjar.jobs.store.body_rows import BODY, bodies_of
 from nightjar.jobs.store.common import FAULT_STATUS, REF_COLUMNS, now, set_running
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.holding import MEMBERS, HeldLeases, hold, hold_all, unfinished
@@ -84,7 +84,7 @@ _CLAIMED_REQUESTS = (
         request.c.prompt_vector,
         request.c.adapter,
     )
-    .join(*BODIES, isouter=True)
+    .join(*bodies_of(sa.bindparam("of_job", type_=sa.Text)), isouter=True)
     .where(MEMBERS)
     .order_by(request.c.id)
 )
@@ -175,7 +175,7 @@ class Leases:
                 return False
             results = [
                 NewResult(id_, FAULT_STATUS, None, error)
-                for id_ in unfinished(connection, micro_batch_id)
+                for id_ in unfinished(connection, micro_batch_id, leased.job_id)
             ]
             self._held.end(connection, leased, results, MicroBatchState.DONE)
             return True
@@ -230,7 +230,7 @@ def _claimed(connection: Connection, leased: Row[Any]) -> ClaimedMicroBatch:
             *named,
         )
         for id_, index, custom_id, kind, body, segments, *named in connection.execute(
-            _CLAIMED_REQUESTS, {"micro_batch": leased.id}
+            _CLAIMED_REQUESTS, {"micro_batch": leased.id, "of_job": leased.job_id}
         ).all()
     ]
     return ClaimedMicroBatch(

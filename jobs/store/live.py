@@ -32,6 +32,7 @@ from nightjar.jobs.store.common import AnyRow, now, today
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.json_text import load_json
 from nightjar.jobs.store.newest_rows import newest_rows
+from nightjar.jobs.store.parts import in_parts_of
 from nightjar.jobs.store.quotas import Quotas
 from nightjar.jobs.store.submission import id_before, job_values
 from nightjar.jobs.store.tables import (
@@ -64,7 +65,10 @@ _ENDED = sa.select(
     result.c.error_message,
     result.c.error_param,
     result.c.reused,
-).where(result.c.job_id.in_(sa.bindparam("jobs", expanding=True)))
+).where(
+    result.c.job_id.in_(sa.bindparam("jobs", expanding=True)),
+    in_parts_of(result.c.request_id, [0]),
+)
 # The tokens of a tenant with a daily quota are counted by its jobs: those of today stay.
 _counts_today = sa.exists().where(
     tenant.c.name == job.c.tenant,
@@ -203,9 +207,11 @@ def _insert_micro_batch(connection: Connection, job_id: str, planned: PlannedCal
 
 def _delete(connection: Connection, ids: Sequence[str]) -> None:
     """Delete calls, in the order in which their rows refer to each other."""
-    connection.execute(sa.delete(result).where(result.c.job_id.in_(ids)))
-    delete_bodies(connection, sa.select(request.c.id).where(request.c.job_id.in_(ids)))
-    connection.execute(sa.delete(request).where(request.c.job_id.in_(ids)))
+    answers = (result.c.job_id.in_(ids), in_parts_of(result.c.request_id, [0]))
+    connection.execute(sa.delete(result).where(*answers))
+    of_calls = (request.c.job_id.in_(ids), in_parts_of(request.c.id, [0]))
+    delete_bodies(connection, connection.scalars(sa.select(request.c.id).where(*of_calls)).all())
+    connection.execute(sa.delete(request).where(*of_calls))
     connection.execute(sa.delete(micro_batch).where(micro_batch.c.job_id.in_(ids)))
     connection.execute(sa.delete(landing).where(landing.c.job_id.in_(ids)))
     connection.execute(sa.delete(job).where(job.c.id.in_(ids)))

@@ -25,6 +25,7 @@ from nightjar.jobs.store.following import (
 )
 from nightjar.jobs.store.json_text import dump_json
 from nightjar.jobs.store.landings import CountAndNote, new_token
+from nightjar.jobs.store.parts import InPartOf
 from nightjar.jobs.store.stop_reasons import STOPPED_CODES, stop_reason
 from nightjar.jobs.store.tables import job, request, result
 from nightjar.jobs.store.turns import Turns
@@ -79,7 +80,11 @@ _STANDING = (
 _LEADERS_PER_STEP = 100
 _FOLLOWED = (
     sa.select(request.c.leader_id)
-    .where(request.c.job_id == sa.bindparam("job"), IS_FOLLOWING)
+    .where(
+        request.c.job_id == sa.bindparam("job", type_=sa.Text),
+        InPartOf(request.c.id, sa.bindparam("job", type_=sa.Text)),
+        IS_FOLLOWING,
+    )
     .distinct()
     .limit(_LEADERS_PER_STEP)
 )
@@ -144,7 +149,7 @@ class Outcomes:
             ended.setdefault(_outcome_state(item), []).append(item.request_id)
         for state, ids in ended.items():
             listed = json.dumps(ids) if self._database.is_sqlite else ids
-            connection.execute(self._end_requests[state], {"ids": listed})
+            connection.execute(self._end_requests[state], {"ids": listed, "of_job": job_id})
         more = _counted(results, ended)
         given = [item.request_id for item in results]
         led = self._followers.land(connection, job_id, given, more, token)
@@ -161,7 +166,11 @@ class Outcomes:
             return 0
         ended = (
             sa.select(request.c.id)
-            .where(request.c.id.in_(leaders), request.c.state.in_(COUNTED_STATES))
+            .where(
+                request.c.id.in_(leaders),
+                InPartOf(request.c.id, job_id),
+                request.c.state.in_(COUNTED_STATES),
+            )
             .order_by(request.c.id)
             # Whoever ends one now sees its followers, or this transaction sees its end.
             .with_for_update()
@@ -254,7 +263,7 @@ def _outcome_state(item: NewResult) -> RequestState:
 def _end_requests(database: Database, state: RequestState) -> sa.Update:
     """The statement that gives requests their last state.
 
-    Its parameter `ids` is an array, on SQLite one in JSON.
+    Its parameters are `of_job` and `ids`, an array, on SQLite one in JSON.
     """
     is_given: sa.ColumnElement[bool]
     if database.is_sqlite:
@@ -263,7 +272,9 @@ def _end_requests(database: Database, state: RequestState) -> sa.Update:
     else:
         is_given = request.c.id == sa.any_(sa.bindparam("ids", type_=sa.ARRAY(sa.BigInteger)))
     sources = lifecycle.states_before(lifecycle.REQUEST_TRANSITIONS, state)
-    return sa.update(request).where(is_given, request.c.state.in_(sources)).values(state=state)
+    in_part = InPartOf(request.c.id, sa.bindparam("of_job", type_=sa.Text))
+    statement = sa.update(request).where(is_given, in_part, request.c.state.in_(sources))
+    return statement.values(state=state)
 
 
 def _result_row(

@@ -12,6 +12,7 @@ from sqlalchemy.engine import Connection
 from nightjar.jobs.records import PlanningRange
 from nightjar.jobs.store.common import AWAITS_PLAN
 from nightjar.jobs.store.database import Database
+from nightjar.jobs.store.parts import InPartOf
 from nightjar.jobs.store.tables import job, planner, planning_range, request
 
 _row, _range = request.c, planning_range.c
@@ -23,7 +24,12 @@ _OF_JOB = (
 )
 _FIRST_WAITING = (
     sa.select(_row.row_index)
-    .where(_row.job_id == sa.bindparam("of_job"), _row.row_index >= sa.bindparam("at"), AWAITS_PLAN)
+    .where(
+        _row.job_id == sa.bindparam("of_job", type_=sa.Text),
+        InPartOf(_row.id, sa.bindparam("of_job", type_=sa.Text)),
+        _row.row_index >= sa.bindparam("at"),
+        AWAITS_PLAN,
+    )
     .order_by(_row.row_index)
     .limit(1)
 )

@@ -9,6 +9,7 @@ from sqlalchemy.engine import Connection
 from nightjar.jobs.records import EncodedRequest, MicroBatchRef, NewMicroBatch
 from nightjar.jobs.states import MicroBatchState, RequestState
 from nightjar.jobs.store.common import now
+from nightjar.jobs.store.parts import InPartOf
 from nightjar.jobs.store.tables import job, micro_batch, request
 
 MEMBERSHIP = ("state", "micro_batch_id", "prompt_vector", "adapter")
@@ -24,6 +25,7 @@ def lock_queued(connection: Connection, job_id: str, ids: Sequence[int]) -> dict
             # By ids alone: PostgreSQL without statistics reads the whole job by its index.
             sa.func.coalesce(request.c.job_id, "") == job_id,
             request.c.id.between(min(ids), max(ids)),
+            InPartOf(request.c.id, job_id),
             request.c.state == RequestState.QUEUED,
             open_job,
         )

@@ -6,9 +6,10 @@ import sqlalchemy as sa
 
 from nightjar.jobs.records import JsonObject
 from nightjar.jobs.store.bodies import load_body
-from nightjar.jobs.store.body_rows import BODIES, BODY
+from nightjar.jobs.store.body_rows import BODY, bodies_among
 from nightjar.jobs.store.common import octets
 from nightjar.jobs.store.database import Database
+from nightjar.jobs.store.parts import in_parts_of
 from nightjar.jobs.store.tables import request
 
 LONGEST_BODY_BYTES = 64 * 1024
@@ -26,8 +27,13 @@ class Previews:
         size = octets(BODY, is_sqlite=self._database.is_sqlite)
         statement = (
             sa.select(row.id, BODY)
-            .join(*BODIES, isouter=True)
-            .where(row.id.in_(request_ids), BODY.is_not(None), size <= LONGEST_BODY_BYTES)
+            .join(*bodies_among(request_ids), isouter=True)
+            .where(
+                row.id.in_(request_ids),
+                in_parts_of(row.id, request_ids),
+                BODY.is_not(None),
+                size <= LONGEST_BODY_BYTES,
+            )
         )
         with self._database.reading() as connection:
             return {id_: load_body(body) for id_, body in connection.execute(statement)}

@@ -2,22 +2,31 @@
 
 The job's own row stays, with its counts, usage and times. Everything else of it goes: requests with
 their token ids, results, micro-batches, the order of landing, kept versions of prompt vectors.
+
+On PostgreSQL the requests, bodies and results of a day share partitions (`jobs/store/parts.py`).
+Once all jobs of a day are marked, its partitions are dropped, and no row of them is deleted. A job
+of an old day waits a while for the other jobs of that day; then its rows are deleted like those of
+a job that is younger.
+
 Nothing here decides whether a job may go: `jobs/store/retention.py` marks it. So a process may die
 between any two steps, and the next one goes on.
 """
 
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from functools import partial
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from nightjar.jobs.purge_records import PurgeScope
-from nightjar.jobs.store.body_rows import BODIES, BODY, delete_bodies
-from nightjar.jobs.store.common import octets
+from nightjar.jobs.store.body_rows import BODY, bodies_of, delete_bodies
+from nightjar.jobs.store.common import now, octets
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.newest_rows import NewestRows, newest_rows
+from nightjar.jobs.store.partitions import Partitions
+from nightjar.jobs.store.parts import InPartOf, in_parts_of, part_of_job
 from nightjar.jobs.store.tables import PURGING, job, landing, micro_batch, request, result
 from nightjar.jobs.store.turns import Turns
 from nightjar.jobs.store.vector_tables import job_prompt_vector
@@ -29,6 +38,9 @@ LANDINGS_PER_STEP = 200  # each may hold the ids of thousands of requests
 JOBS_PER_SWEEP = 100
 _NONE = NewestRows(0, 0, frozenset())
 _MARKED = sa.select(job.c.id).where(PURGING).order_by(job.c.id).limit(JOBS_PER_SWEEP)
+WAITS_S = 86_400.0
+"""So long a marked job waits for the others of its day, so that their rows go without a delete."""
+
 _EMPTIED = {
     "body": None,
     "segments": None,
@@ -44,16 +56,20 @@ _EMPTIED = {
 class Purging:
     """Frees what marked jobs hold; safe to run in several processes at once."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, partitions: Partitions) -> None:
         self._database = database
+        self._partitions = partitions
         # PostgreSQL never gives a number of a sequence again.
         self._keeps_newest = database.is_sqlite
         self._some = _some_requests(database)
         # How far the rows of a job are deleted. PostgreSQL would read the dead ones again.
         self._after: dict[str, int] = {}
 
-    def marked(self, scope: PurgeScope) -> list[str]:
-        """The jobs of the scope that are marked and hold rows that can go, in the order of ids."""
+    def marked(self, scope: PurgeScope, *, waits: bool = False) -> list[str]:
+        """The jobs of the scope that are marked and hold rows that can go, in the order of ids.
+
+        `waits` as in `free`.
+        """
         statement = _MARKED
         if scope.job_id is not None:
             statement = statement.where(job.c.id == scope.job_id)
@@ -61,13 +77,17 @@ class Purging:
             statement = statement.where(job.c.tenant == scope.tenant)
         with self._database.reading() as connection:
             found = list(connection.scalars(statement))
-        return [job_id for job_id in found if self._has_more(job_id)]
+        waiting = self._waiting(found) if waits else set()
+        return [one for one in found if one not in waiting and self._has_more(one)]
 
-    def free(self, job_id: str, deadline: float = float("inf")) -> int:
+    def free(self, job_id: str, deadline: float = float("inf"), *, waits: bool = False) -> int:
         """Delete rows of a marked job; returns how many requests went.
 
-        At least one step is made; none begins after `deadline`, in monotonic seconds.
+        At least one step is made; none begins after `deadline`, in monotonic seconds. With `waits`
+        a job whose partition can be dropped soon keeps its rows until then.
         """
+        if waits and self._waiting([job_id]):
+            return 0
         # A purge is in no hurry: whoever waits for SQLite's lock waits for one step of it.
         turns, freed = Turns(self._database, write_s=0.0), 0
         while self._has_more(job_id):
@@ -80,6 +100,31 @@ class Purging:
             turns.give()
         self._after.pop(job_id, None)
         return freed
+
+    def drop_parts(self) -> int:
+        """Drop the partitions of old days all of whose jobs are marked; returns how many days."""
+        with self._database.reading() as connection:
+            if connection.scalar(_MARKED.limit(1)) is None:  # most calls
+                return 0
+        dropped = 0
+        for part in self._partitions.old():
+            if not self._partitions.is_needed(part):
+                dropped += self._partitions.drop(part)
+        return dropped
+
+    def _waiting(self, job_ids: Sequence[str]) -> set[str]:
+        """Those of the marked jobs whose rows go with their partition soon."""
+        parts = {job_id: part_of_job(job_id) for job_id in job_ids}
+        if not any(map(self._partitions.is_old, parts.values())):
+            return set()
+        there = set(self._partitions.old())
+        since = now() - timedelta(seconds=WAITS_S)
+        waiting = sa.select(job.c.id).where(
+            job.c.id.in_([job_id for job_id, part in parts.items() if part in there]),
+            job.c.purged_at > since,
+        )
+        with self._database.reading() as connection:
+            return set(connection.scalars(waiting))
 
     def _step(self, connection: Connection, job_id: str) -> int | None:
         """Delete some rows; returns how many requests, or None where nothing more can be done.
@@ -117,9 +162,12 @@ class Purging:
             return 0, False
         count = _fitting([row.size for row in found])
         ids = [row.id for row in found[:count]]
-        connection.execute(sa.delete(result).where(result.c.request_id.in_(ids)))
+        column = result.c.request_id
+        answers = sa.delete(result).where(column.in_(ids), in_parts_of(column, ids))
+        connection.execute(answers)
         delete_bodies(connection, ids)
-        connection.execute(sa.delete(request).where(request.c.id.in_(ids)))
+        column = request.c.id
+        connection.execute(sa.delete(request).where(column.in_(ids), in_parts_of(column, ids)))
         self._after[job_id] = found[count - 1].row_index
         return count, count < len(found) or count == ROWS_PER_STEP
 
@@ -150,18 +198,20 @@ class Purging:
 
 def _some_requests(database: Database) -> sa.Select[int, int, int]:
     """The next requests, with about the bytes of each; those that somebody has locked are left."""
+    of_job = sa.bindparam("of_job", type_=sa.Text)
     answer = (
         sa.select(octets(result.c.body, is_sqlite=database.is_sqlite))
-        .where(result.c.request_id == request.c.id)
+        .where(result.c.request_id == request.c.id, InPartOf(result.c.request_id, of_job))
         .scalar_subquery()
     )
     body = octets(BODY, is_sqlite=database.is_sqlite)
     size = sa.func.coalesce(body, 0) + sa.func.coalesce(answer, 0)
     return (
         sa.select(request.c.id, request.c.row_index, size.label("size"))
-        .join(*BODIES, isouter=True)
+        .join(*bodies_of(of_job), isouter=True)
         .where(
-            request.c.job_id == sa.bindparam("of_job", type_=sa.String),
+            request.c.job_id == of_job,
+            InPartOf(request.c.id, of_job),
             request.c.row_index > sa.bindparam("after", type_=sa.BigInteger),
             request.c.id != sa.bindparam("newest", type_=sa.BigInteger),
         )
@@ -213,6 +263,8 @@ def _delete_landings(connection: Connection, job_id: str) -> int:
 def _holds(connection: Connection, table: sa.Table, job_id: str, but_for: int = 0) -> bool:
     """Whether the table has a row of the job, beside the one with this id."""
     statement = sa.select(table.c.job_id).where(table.c.job_id == job_id).limit(1)
+    if table is request:
+        statement = statement.where(InPartOf(request.c.id, job_id))
     if but_for:
         statement = statement.where(table.c.id != but_for)
     return connection.scalar(statement) is not None

@@ -19,6 +19,7 @@ from nightjar.jobs.states import MicroBatchState
 from nightjar.jobs.store.common import now
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.job_rows import find_job
+from nightjar.jobs.store.parts import InPartOf
 from nightjar.jobs.store.tables import job, micro_batch, request, result
 from nightjar.jobs.tallies import load_tally
 
@@ -43,7 +44,8 @@ BEHIND = (
 FAILED = (
     sa.select(result.c.row_index, result.c.request_id, result.c.error_code)
     .where(
-        result.c.job_id == sa.bindparam("of_job"),
+        result.c.job_id == sa.bindparam("of_job", type_=sa.Text),
+        InPartOf(result.c.request_id, sa.bindparam("of_job", type_=sa.Text)),
         result.c.row_index > sa.bindparam("behind"),
         result.c.error_code.is_not(None),
     )

@@ -13,12 +13,15 @@ from sqlalchemy.engine import Connection, Row
 from nightjar.jobs.batch_records import FileCount, RawResult, ResultLengths, ResultShape
 from nightjar.jobs.store.common import octets
 from nightjar.jobs.store.database import Database
+from nightjar.jobs.store.parts import InPartOf
 from nightjar.jobs.store.result_rows import RECORD_COLUMNS, error_of
 from nightjar.jobs.store.tables import request, result
 
 PLAIN_STATUS = 200
 _PLAIN = "-A-Za-z0-9_.:/ "  # JSON writes these as they are, a byte each
-_IDS = 16**12  # ids below are written with 12 digits
+_DIGITS = 12  # of an id, at least
+_MOST_DIGITS = 14
+_IDS_IN_LINE = 2
 _EMPTY = msgspec.Raw(b"")
 
 
@@ -27,16 +30,22 @@ def lengths_after(
 ) -> ResultLengths | None:
     """What tells the lengths of up to `limit` landed rows behind `after`; None without any."""
     row = result.c
-    plain_bytes = sa.func.length(request.c.custom_id) + octets(
-        result.c.body, is_sqlite=database.is_sqlite
+    further = sa.case(
+        *(
+            (row.request_id >= 16**digits, _IDS_IN_LINE * (digits - _DIGITS + 1))
+            for digits in range(_MOST_DIGITS - 1, _DIGITS - 1, -1)
+        ),
+        else_=0,
     )
+    body_bytes = octets(result.c.body, is_sqlite=database.is_sqlite)
+    plain_bytes = sa.func.length(request.c.custom_id) + body_bytes + further
     behind = (
         sa.select(
             row.row_index,
             sa.case((_is_plain(database), plain_bytes), else_=None).label("plain"),
         )
         .join(request, request.c.id == row.request_id)
-        .where(row.job_id == job_id, row.row_index > after)
+        .where(*_of_job(job_id), row.row_index > after)
         .order_by(row.row_index)
         .limit(limit)
         .subquery()
@@ -62,11 +71,16 @@ def _others(
     statement = (
         sa.select(*columns)
         .join(request, request.c.id == row.request_id)
-        .where(row.job_id == job_id, row.row_index > after, row.row_index <= last)
+        .where(*_of_job(job_id), row.row_index > after, row.row_index <= last)
         .where(~_is_plain(database))
         .order_by(row.row_index)
     )
     return [_shape(found) for found in connection.execute(statement)]
+
+
+def _of_job(job_id: str) -> tuple[sa.ColumnElement[bool], ...]:
+    ids = (result.c.request_id, request.c.id)
+    return (result.c.job_id == job_id, *(InPartOf(id_, job_id) for id_ in ids))
 
 
 def _is_plain(database: Database) -> sa.ColumnElement[bool]:
@@ -81,7 +95,7 @@ def _is_plain(database: Database) -> sa.ColumnElement[bool]:
         row.reused.is_(None),
         row.body.is_not(None),
         row.status_code == PLAIN_STATUS,
-        row.request_id < _IDS,
+        row.request_id < 16**_MOST_DIGITS,
         custom_id.is_not(None),
         ~has_others,
     )

@@ -13,6 +13,7 @@ from nightjar.jobs.records import RequestError, ResultRecord
 from nightjar.jobs.store.common import octets
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.json_text import dump_json, load_json
+from nightjar.jobs.store.parts import InPartOf, in_parts_of
 from nightjar.jobs.store.tables import request, result
 
 Outcome = Literal["all", "succeeded", "failed"]
@@ -34,7 +35,12 @@ def sizes_after(
     row = result.c
     statement = (
         sa.select(row.request_id, row.row_index, _size(database).label("size"))
-        .where(row.job_id == job_id, row.row_index > after, *_with_outcome(outcome))
+        .where(
+            row.job_id == job_id,
+            InPartOf(row.request_id, job_id),
+            row.row_index > after,
+            *_with_outcome(outcome),
+        )
         .order_by(row.row_index)
         .limit(limit + 1)
     )
@@ -67,7 +73,7 @@ def _rows_of(connection: Connection, database: Database, ids: Sequence[int]) -> 
     statement = (
         sa.select(*RECORD_COLUMNS)
         .join(request, request.c.id == result.c.request_id)
-        .where(_is_listed(database, ids))
+        .where(_is_listed(database, ids), in_parts_of(request.c.id, ids))
     )
     found = {row.request_id: row for row in connection.execute(statement)} if ids else {}
     return [found[id_] for id_ in ids]
@@ -103,7 +109,8 @@ def _is_listed(database: Database, ids: Sequence[int]) -> sa.ColumnElement[bool]
     if database.is_sqlite:
         listed = sa.func.json_each(json.dumps(ids)).table_valued("value")
         return column.in_(sa.select(listed.c.value))
-    return column == sa.any_(sa.literal(list(ids), sa.ARRAY(sa.BigInteger)))
+    is_given = column == sa.any_(sa.literal(list(ids), sa.ARRAY(sa.BigInteger)))
+    return sa.and_(is_given, in_parts_of(column, ids))
 
 
 def _body(row: Row[Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from nightjar.jobs.records import ResultPage, ResultRecord
 from nightjar.jobs.store.common import AnyRow
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.landings import ids_from, is_numbered, number_some
+from nightjar.jobs.store.parts import InPartOf
 from nightjar.jobs.store.result_lengths import lengths_after
 from nightjar.jobs.store.result_rows import (
     Outcome,
@@ -184,7 +185,7 @@ def _complete_to(connection: Connection, job_id: str, after: int, most: int) -> 
     row = result.c
     behind = (
         sa.select(row.row_index)
-        .where(row.job_id == job_id, row.row_index > after)
+        .where(row.job_id == job_id, InPartOf(row.request_id, job_id), row.row_index > after)
         .order_by(row.row_index)
         .limit(most)
         .subquery()

@@ -84,21 +84,21 @@ class Retention:
         with the rest.
         """
         deadline = time.monotonic() + patience_s
-        report = PurgeReport()
-        for job_id in self._purging.marked(scope):
-            report = self._freed(report, job_id, deadline)
-            if time.monotonic() >= deadline:
-                return replace(report, is_done=False)
-        while found := self.expendable(scope, MARKED_AT_ONCE):
+        self._purging.drop_parts()
+        report = self._free_marked(PurgeReport(), scope, deadline)
+        while report.is_done and (found := self.expendable(scope, MARKED_AT_ONCE)):
             before = report.jobs
             for one in found:
                 if self.mark(one):
                     report = replace(report, jobs=report.jobs + 1)
-                    report = self._freed(report, one.id, deadline)
+                    report = self._freed(report, one.id, scope, deadline)
                 if time.monotonic() >= deadline:
                     return replace(report, is_done=False)
             if report.jobs == before:  # others came first
                 break
+        if report.is_done and report.jobs and scope.job_id is None:
+            self._purging.drop_parts()
+            report = self._free_marked(report, scope, deadline)
         return report
 
     def expendable(self, scope: PurgeScope, limit: int) -> list[ExpendableJob]:
@@ -142,8 +142,26 @@ class Retention:
         """
         return self._database.write(partial(_mark, one=one))
 
-    def _freed(self, report: PurgeReport, job_id: str, deadline: float) -> PurgeReport:
-        return replace(report, rows=report.rows + self._purging.free(job_id, deadline))
+    def _free_marked(self, report: PurgeReport, scope: PurgeScope, deadline: float) -> PurgeReport:
+        """Free jobs that are marked; nobody waits for a sweep of the settings, so that can wait."""
+        before: list[str] = []
+        while job_ids := self._purging.marked(scope, waits=scope.is_of_settings):
+            for job_id in job_ids:
+                rows = self._purging.free(job_id, deadline)
+                report = replace(report, rows=report.rows + rows)
+                if time.monotonic() >= deadline:
+                    return replace(report, is_done=False)
+            if job_ids == before:  # another process has locked what is left
+                break
+            before = job_ids
+        return report
+
+    def _freed(
+        self, report: PurgeReport, job_id: str, scope: PurgeScope, deadline: float
+    ) -> PurgeReport:
+        """Free a job that was just marked, unless others of its day are about to be."""
+        rows = self._purging.free(job_id, deadline, waits=scope.job_id is None)
+        return replace(report, rows=report.rows + rows)
 
     def _note_times(self) -> None:
         """Note until when jobs are kept that ask for a time of their own and are over."""

@@ -16,6 +16,7 @@ from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.holding import CRASHED_CODE
 from nightjar.jobs.store.job_rows import find_job
 from nightjar.jobs.store.outcomes import Outcomes
+from nightjar.jobs.store.parts import InPartOf, in_parts_of
 from nightjar.jobs.store.quotas import Quotas
 from nightjar.jobs.store.suspects import isolate
 from nightjar.jobs.store.tables import job, micro_batch, request, result
@@ -25,7 +26,9 @@ REQUESTS_PER_STEP = 1_000
 
 _origin = micro_batch.c
 _RETRIABLE = (
-    result.c.job_id == sa.bindparam("job"),
+    result.c.job_id == sa.bindparam("job", type_=sa.Text),
+    InPartOf(result.c.request_id, sa.bindparam("job", type_=sa.Text)),
+    InPartOf(request.c.id, sa.bindparam("job", type_=sa.Text)),
     result.c.row_index > sa.bindparam("after"),
     result.c.error_code.is_not(None),
     result.c.status_code >= FAULT_STATUS,
@@ -109,7 +112,11 @@ class Retries:
         if not rows:
             return ()
         ids = [row.id for row in rows]
-        connection.execute(sa.delete(result).where(result.c.request_id.in_(ids)))
+        connection.execute(
+            sa.delete(result).where(
+                result.c.request_id.in_(ids), InPartOf(result.c.request_id, job_id)
+            )
+        )
         led = [row for row in rows if row.leader_id is not None]
         leaders = [row for row in rows if row.leader_id is None]
         crashed = [row for row in leaders if row.error_code == CRASHED_CODE]
@@ -187,5 +194,7 @@ def _step(
 ) -> None:
     lifecycle.check_step(lifecycle.REQUEST_TRANSITIONS, RequestState.FAILED, target)
     connection.execute(
-        sa.update(request).where(request.c.id.in_(ids)).values(state=target, **values)
+        sa.update(request)
+        .where(request.c.id.in_(ids), in_parts_of(request.c.id, ids))
+        .values(state=target, **values)
     )

@@ -13,11 +13,13 @@ from nightjar.jobs.store.body_rows import insert_bodies
 from nightjar.jobs.store.common import TOKEN_COUNTS, now
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.landings import new_token, note
+from nightjar.jobs.store.parts import PART_BITS, InPartOf, part_of_job
 from nightjar.jobs.store.segmented import duplicate_error
 from nightjar.jobs.store.staging import staged
 from nightjar.jobs.store.tables import job, request, result
 
 REJECTED_STATUS = 400
+_IDS = sa.Sequence("request_id_seq", data_type=sa.BigInteger)
 _IDS_PER_NOTE = 1_000
 MOST_TOLD = 100  # rejected rows that an error repeats
 
@@ -40,6 +42,11 @@ class StagedRows:
         self._job_id = job_id
         self._most_rejected = most_rejected
         self._token = new_token()  # of the landing of rejected rows
+        # On SQLite the database numbers the rows, and on PostgreSQL those of part 0.
+        self._numbered: dict[str, sa.ColumnElement[int]] = {}
+        if not database.is_sqlite and (part := part_of_job(job_id)):
+            self._numbered = {"id": sa.literal(part << PART_BITS) + _IDS.next_value()}
+        self._is_own = sa.and_(result.c.job_id == job_id, InPartOf(result.c.request_id, job_id))
         self.rejected = 0
 
     def insert(self) -> None:
@@ -48,7 +55,7 @@ class StagedRows:
         The index finds rows that repeat a custom_id; they are rejected.
         """
         connection, job_id = self._connection, sa.literal(self._job_id)
-        columns = ["job_id", "row_index", "line", "custom_id", "kind", "state"]
+        columns = ["job_id", "row_index", "line", "custom_id", "kind", "state", *self._numbered]
         row = staged.c
         accepted = (
             sa.select(
@@ -58,6 +65,7 @@ class StagedRows:
                 row.custom_id,
                 row.kind,
                 sa.literal(RequestState.QUEUED.value),
+                *self._numbered.values(),
             )
             .where(row.error_code.is_(None))
             .order_by(row.row_index)
@@ -69,12 +77,8 @@ class StagedRows:
             with connection.begin_nested():
                 connection.execute(insert)
         except sa.exc.IntegrityError:
-            connection.execute(
-                insert.on_conflict_do_nothing(
-                    index_elements=[request.c.job_id, request.c.custom_id],
-                    index_where=request.c.kind.is_not(None),
-                )
-            )
+            # Names no index: on PostgreSQL each partition has its own.
+            connection.execute(insert.on_conflict_do_nothing())
             self._mark_duplicates()
         rejected = (
             sa.select(
@@ -84,6 +88,7 @@ class StagedRows:
                 row.custom_id,
                 sa.null(),
                 sa.literal(RequestState.FAILED.value),
+                *self._numbered.values(),
             )
             .where(row.error_code.is_not(None))
             .order_by(row.row_index)
@@ -109,6 +114,7 @@ class StagedRows:
         row, first = staged.c, request.alias("first")
         its_first = (
             first.c.job_id == self._job_id,
+            InPartOf(first.c.id, self._job_id),
             first.c.custom_id == row.custom_id,
             first.c.kind.is_not(None),
         )
@@ -148,7 +154,7 @@ class StagedRows:
             sa.select(*values.values())
             .select_from(request)
             .join(staged, row.row_index == request.c.row_index)
-            .where(request.c.job_id == self._job_id, which)
+            .where(request.c.job_id == self._job_id, InPartOf(request.c.id, self._job_id), which)
         )
         self._connection.execute(sa.insert(result).from_select(list(values), rejected))
 
@@ -160,7 +166,7 @@ class StagedRows:
         ids = self._connection.scalars(
             sa.select(result.c.request_id)
             .join(staged, staged.c.row_index == result.c.row_index)
-            .where(result.c.job_id == self._job_id, staged.c.error_code.is_not(None))
+            .where(self._is_own, staged.c.error_code.is_not(None))
             .order_by(result.c.row_index)
         )
         for part in ids.partitions(_IDS_PER_NOTE):
@@ -171,9 +177,7 @@ class StagedRows:
         if not self.rejected:
             return
         ids = self._connection.scalars(
-            sa.select(result.c.request_id)
-            .where(result.c.job_id == self._job_id)
-            .order_by(result.c.row_index)
+            sa.select(result.c.request_id).where(self._is_own).order_by(result.c.row_index)
         )
         for part in ids.partitions(_IDS_PER_NOTE):
             note(self._connection, self._job_id, part, self._token)

@@ -24,6 +24,7 @@ from nightjar.jobs.store.common import OPEN_JOBS, now
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.job_rows import find_job
 from nightjar.jobs.store.outcomes import Outcomes
+from nightjar.jobs.store.parts import InPartOf
 from nightjar.jobs.store.stop_reasons import find_stop, stopped_result
 from nightjar.jobs.store.tables import job, micro_batch, request
 from nightjar.jobs.store.token_ids import drop_token_ids
@@ -198,7 +199,9 @@ class Stopping:
         )
         drop_token_ids(connection, *ids)
         members = sa.select(request.c.id, request.c.row_index).where(
-            request.c.micro_batch_id.in_(ids), request.c.state == RequestState.PLANNED
+            request.c.micro_batch_id.in_(ids),
+            InPartOf(request.c.id, job_id),
+            request.c.state == RequestState.PLANNED,
         )
         return self._end_as_stopped(connection, job_id, members)
 
@@ -206,7 +209,11 @@ class Stopping:
         """Cancel some requests that are in no micro-batch; returns how many."""
         queued = (
             sa.select(request.c.id, request.c.row_index)
-            .where(request.c.job_id == job_id, request.c.state == RequestState.QUEUED)
+            .where(
+                request.c.job_id == job_id,
+                InPartOf(request.c.id, job_id),
+                request.c.state == RequestState.QUEUED,
+            )
             .order_by(request.c.id)
             .limit(REQUESTS_PER_STEP)
             .with_for_update()

@@ -33,6 +33,8 @@ from nightjar.jobs.store.database import Database, translated_errors
 from nightjar.jobs.store.following import COUNTED_STATES, follow_equals, has_equals
 from nightjar.jobs.store.idempotency import stored_key
 from nightjar.jobs.store.json_text import dump_json
+from nightjar.jobs.store.partitions import ensure_part
+from nightjar.jobs.store.parts import PART_MARK
 from nightjar.jobs.store.quotas import Quotas
 from nightjar.jobs.store.segmented import SegmentedLanding
 from nightjar.jobs.store.staged_rows import MOST_TOLD, StagedRows
@@ -69,7 +71,7 @@ class Submission:
         self._quotas = quotas
         self._on_landing = on_landing
         self._key = stored_key(new_job.tenant, new_job.idempotency_key)
-        self.job_id = new_job.id or new_job_id()
+        self.job_id = new_job.id or new_parted_job_id()
         self._owner = f"{socket.gethostname()}:{os.getpid()}:{self.job_id}"
         self.existing = False
         self.digest: str | None = None
@@ -150,6 +152,7 @@ class Submission:
         connection.rollback()
         if not total:
             raise EmptyJobError("the job has no rows; send at least one batch line")
+        ensure_part(self._database, connection, self.job_id)
         rows = StagedRows(self._database, connection, self.job_id, self._new_job.limits.rejected)
         if self._database.is_sqlite and total > MOST_AT_ONCE:
             self._land_in_segments(rows, total)
@@ -263,8 +266,16 @@ def submission(
 
 
 def new_job_id() -> str:
-    """An id that sorts by creation and that nobody can guess."""
+    """An id that sorts by creation and that nobody can guess; of a job whose rows are in part 0."""
     return f"job_{time.time_ns() // 1_000_000:012x}{secrets.token_hex(8)}"
+
+
+def new_parted_job_id(age_s: float = 0.0) -> str:
+    """The same of a job whose rows are in the part of its day (`jobs/store/parts.py`).
+
+    `age_s` is for tests: so long ago the job is made.
+    """
+    return f"{id_before(age_s)}{PART_MARK}{secrets.token_hex(8)[1:]}"
 
 
 def id_before(seconds: float) -> str:

@@ -26,6 +26,7 @@ from nightjar.jobs.store.holding import (
     unfinished,
 )
 from nightjar.jobs.store.outcomes import Outcomes
+from nightjar.jobs.store.parts import in_parts_of
 from nightjar.jobs.store.stop_reasons import find_stop
 from nightjar.jobs.store.tables import micro_batch, request, worker
 from nightjar.jobs.store.token_ids import drop_token_ids, move_token_ids
@@ -89,7 +90,7 @@ class Suspects:
         crash: Crash,
         answered: Sequence[NewResult],
     ) -> None:
-        indexes = unfinished(connection, leased.id)
+        indexes = unfinished(connection, leased.id, leased.job_id)
         given = {item.request_id for item in answered}
         check_members(leased.id, given, indexes.keys())
         suspects = [id_ for id_ in indexes if id_ not in given]
@@ -153,5 +154,7 @@ def isolate(connection: Connection, origin: AnyRow, origin_id: int, members: Seq
     new_id = connection.execute(made).scalar_one()
     move_token_ids(connection, origin_id, new_id, members)
     connection.execute(
-        sa.update(request).where(request.c.id.in_(members)).values(micro_batch_id=new_id)
+        sa.update(request)
+        .where(request.c.id.in_(members), in_parts_of(request.c.id, members))
+        .values(micro_batch_id=new_id)
     )

@@ -16,6 +16,7 @@ from nightjar.jobs.states import JobState, MicroBatchState
 from nightjar.jobs.store.common import AWAITS_PLAN, has_rows, now
 from nightjar.jobs.store.job_rows import find_job
 from nightjar.jobs.store.model_tables import model, worker_model
+from nightjar.jobs.store.parts import InPartOf
 from nightjar.jobs.store.tables import READY_ALONE, job, micro_batch, request, worker
 
 SWEEPER = "sweeper"
@@ -46,7 +47,12 @@ _SEEN = sa.select(
     _last_sign(worker.c.owner != SWEEPER),
     _micro_batches(MicroBatchState.LEASED),
     _micro_batches(MicroBatchState.DISPATCHED),
-    has_rows(request.c.row_index, request.c.job_id == _of_job, AWAITS_PLAN),
+    has_rows(
+        request.c.row_index,
+        request.c.job_id == _of_job,
+        InPartOf(request.c.id, _of_job),
+        AWAITS_PLAN,
+    ),
 )
 _IN_FLIGHT = [MicroBatchState.DISPATCHED, MicroBatchState.LEASED]
 # Never many: the dispatch window bounds what is in flight.

@@ -25,6 +25,8 @@ from nightjar.pipeline.queue.watched_time import WatchedTime
 
 logger = logging.getLogger(__name__)
 
+PARTITIONS_EVERY_S = 600.0
+
 FindLost = Callable[[Sequence[MicroBatchRef], Sequence[MicroBatchRef]], Sequence[MicroBatchRef]]
 
 
@@ -82,6 +84,8 @@ class Sweeper:
         self._landings: dict[Hashable, float] = {}
         self._files: dict[Hashable, float] = {}
         self._planners: dict[Hashable, float] = {}
+        self._clock = clock
+        self._partitions_at = 0.0
 
     def sweep(self, patience_s: float = math.inf) -> SweepReport:
         """Take leases back, send lost messages again, charge tenants, end jobs, free what is over.
@@ -109,6 +113,7 @@ class Sweeper:
             self._drop_planners()
             self._drop_landings()
             self._sweep_files(left_s())
+            self._make_partitions()
             self._purge_jobs(left_s())
             return report
 
@@ -172,6 +177,12 @@ class Sweeper:
                     extra={"action": "drop_upload", "file_id": file_id},
                 )
         self._store.file_sweeping.sweep_files(patience_s)
+
+    def _make_partitions(self) -> None:
+        """Make partitions for the next days. One that is missing is made by a submission."""
+        if self._clock() >= self._partitions_at:
+            self._store.partitions.make_ahead()
+            self._partitions_at = self._clock() + PARTITIONS_EVERY_S
 
     def _purge_jobs(self, patience_s: float) -> None:
         report = self._store.retention.sweep(self._kept, patience_s)

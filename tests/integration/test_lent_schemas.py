@@ -42,7 +42,7 @@ def test_the_next_one_finds_no_rows_and_the_first_ids(
     [
         "DROP INDEX ix_request_unplanned",
         "ALTER TABLE job ADD COLUMN other INTEGER",
-        "ALTER TABLE request SET (autovacuum_enabled = off)",
+        "ALTER TABLE request_p0 SET (autovacuum_enabled = off)",
         "CREATE TABLE other (id INTEGER)",
         "ANALYZE alembic_version",
     ],

@@ -48,7 +48,8 @@ def test_no_pass_goes_on_after_the_lead_is_resigned(sqlite_url: str, tiny_model:
         store.close()
 
 
-# Each pass makes one step, as a planner that stands by and then as the leader.
+# Each pass makes one step: beside a leader that plans otherwise, beside one that plans alike, and
+# as the leader.
 STEPS = """
 import json, sys, time
 from nightjar.jobs.store import Store
@@ -59,6 +60,7 @@ from nightjar.pipeline.queue.leadership import PLANNER, PROTOCOL
 done = []
 
 class Spy:
+    plans_with = '{"dtype": "int8"}'
     def plan_next(self):
         done.append("plan")
         return 0
@@ -86,15 +88,20 @@ def steps():
         getattr(tasks, f"_{step}_step")()
     return list(done)
 
-leaders = Store(tasks.settings.database_url.get_secret_value()).leaders
+store = Store(tasks.settings.database_url.get_secret_value())
+leaders = store.leaders
 other = leaders.take(PLANNER, "other", None, PROTOCOL)
 tasks._leadership().check()
 leaders.renew(other)
 tasks._leadership().check()
-stands_by = steps()
+stands_by = []
+for said in ('{"dtype": "bf16"}', Spy.plans_with):
+    store.planners.beat("other", said)
+    tasks._agreement().look(tasks._leadership().other)
+    stands_by.append(steps())
 leaders.resign(other)
 assert tasks._leadership().check()
-print(json.dumps([stands_by, steps()]))
+print(json.dumps([*stands_by, steps()]))
 """
 
 
@@ -113,4 +120,4 @@ def test_who_stands_by_takes_no_step_of_the_leaders(sqlite_url: str, tiny_model:
     )
     assert done.returncode == 0, done.stderr
     steps = ["plan", "dispatch", "ingest", "finalize", "deliver"]
-    assert json.loads(done.stdout) == [["drop"], steps]
+    assert json.loads(done.stdout) == [["drop"], ["plan", "drop"], steps]

@@ -226,7 +226,9 @@ READS: dict[str, Callable[[Store, str], object]] = {
     "failed rows": lambda store, job_id: store.failures.rows(job_id, "context_exceeded", after=90),
     "waiting": lambda store, job_id: store.jobs.waiting_for(job_id),
     "results": lambda store, job_id: store.results.read(job_id, after_index=500, limit=20),
-    "asked": lambda store, job_id: store.previews.asked([3, 4, 5]),
+    "asked": lambda store, job_id: store.previews.asked(
+        [one.id for one in store.results.read(job_id, after_index=3, limit=3)]
+    ),
     "workers": lambda store, _: store.deployment.workers(),
     "queues": lambda store, _: store.deployment.queues(),
 }

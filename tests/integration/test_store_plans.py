@@ -12,11 +12,18 @@ import sqlalchemy as sa
 
 from nightjar.jobs.states import RequestState
 from nightjar.jobs.store import Store
+from nightjar.jobs.store.common import today
+from nightjar.jobs.store.parts import PART_BITS, part_of_day, part_of_job
 from nightjar.jobs.store.tables import job, micro_batch, request_body
 from nightjar.jobs.store.tables import request as requests
 from tests.jobs import planned
 
 ROWS = 6_000
+
+
+def partition(table: sa.Table) -> str:
+    """The partition of jobs that are submitted today."""
+    return f"{table.name}_p{part_of_day(today())}"
 
 
 @pytest.fixture
@@ -31,8 +38,8 @@ def store(postgres_tables: str, engine: sa.Engine) -> Iterator[Store]:
     """A store whose tables nobody analyses but the test."""
     opened = Store(postgres_tables)
     with engine.begin() as connection:
-        for table in (requests, micro_batch, job):
-            connection.exec_driver_sql(f"ALTER TABLE {table.name} SET (autovacuum_enabled = off)")
+        for name in (partition(requests), micro_batch.name, job.name):
+            connection.exec_driver_sql(f"ALTER TABLE {name} SET (autovacuum_enabled = off)")
     yield opened
     opened.close()
 
@@ -44,10 +51,11 @@ def big_job(request: pytest.FixtureRequest, store: Store, engine: sa.Engine) -> 
     job_id, _ = planned(store, 1)
     row = requests.c
     copied = [column for column in row if column.name not in ("id", "row_index", "custom_id")]
+    id_ = (part_of_job(job_id) << PART_BITS) + 1_000 + sa.column("n", sa.BigInteger)
     numbers = sa.func.generate_series(1, ROWS).table_valued("n").render_derived()
-    values = sa.select(numbers.c.n, sa.cast(numbers.c.n, sa.Text), *copied)
+    values = sa.select(id_, numbers.c.n, sa.cast(numbers.c.n, sa.Text), *copied)
     values = values.select_from(sa.join(requests, numbers, sa.true())).where(row.job_id == job_id)
-    names = ["row_index", "custom_id", *(column.name for column in copied)]
+    names = ["id", "row_index", "custom_id", *(column.name for column in copied)]
     waiting = {"state": RequestState.QUEUED, "micro_batch_id": None}
     bodies = sa.select(row.id, sa.literal("{}")).where(row.row_index > 0)
     with engine.begin() as connection:
@@ -60,7 +68,9 @@ def big_job(request: pytest.FixtureRequest, store: Store, engine: sa.Engine) -> 
         over = {"state": RequestState.DONE, "micro_batch_id": of}
         connection.execute(sa.update(requests).where(row.row_index <= ROWS // 2).values(over))
         # As where each row's new version finds room beside the old one.
-        connection.exec_driver_sql("CLUSTER request USING uq_request_job_id_row_index")
+        connection.exec_driver_sql(
+            f"CLUSTER {partition(requests)} USING {partition(requests)}_job_id_row_index_key"
+        )
         if request.param == "of now":
             connection.exec_driver_sql("ANALYZE")
     return job_id

@@ -306,5 +306,5 @@ def test_repeated_ids_are_looked_for_by_their_index(store: Store) -> None:
         submission.add([good(0), good(1), good(2, "row-1")])
     sa.event.remove(store.database.engine, "before_cursor_execute", note)
     (plan,) = plans
-    by_both = "(job_id=? AND " if store.database.is_sqlite else "uq_request_job_id_custom_id"
+    by_both = "(job_id=? AND " if store.database.is_sqlite else "job_id_custom_id_idx"
     assert plan.count(by_both) == 2, plan

@@ -140,6 +140,8 @@ TESTS: dict[str, list[str]] = {
     ],
     "jobs/store/plans.py": [*_store("planning", "plans"), *_integration("planner")],
     "jobs/store/postgres.py": _store("frozen", "pooled"),
+    "jobs/store/partitions.py": [*_store("partitions", "retention"), *_integration("sweeper")],
+    "jobs/store/parts.py": _store("partitions", "submission"),
     "jobs/store/purging.py": [*_store("retention"), *_integration("purge_command", "sweeper")],
     "jobs/store/quotas.py": [*_store("quotas"), *_integration("api_keys")],
     "jobs/store/precedence.py": [*_FAIR, *_store("planning")],
