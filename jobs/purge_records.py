@@ -20,6 +20,7 @@ class PurgeScope:
     older_than_s: float | None = None  # since the end of a job, whatever its retention is
     tenant: str | None = None  # only the jobs of this one
     job_id: str | None = None  # only this one, whatever its age
+    only_exported: bool = False  # not of a job that is named
 
     @property
     def is_of_settings(self) -> bool:

@@ -76,6 +76,7 @@ SCENES: Mapping[str, tuple[Key, ...]] = {
     ),
     "bill": _of("guides/reports", "nightjar bill"),
     "retention": _of("guides/retention", "NIGHTJAR_KEEP_RESULTS", "nightjar purge --dry-run"),
+    "export": _of("guides/export", "nightjar export"),
     "schedules": _of(
         "guides/schedules", "nightjar worker tasks", "nightjar schedules apply", "curl -X PUT"
     ),

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from nightjar.jobs.records import Job, NewJob
 from nightjar.jobs.states import MicroBatchState
+from nightjar.jobs.store.common import now
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.job_rows import JOB_COLUMNS, find_job, job_record
 from nightjar.jobs.store.quotas import Quotas
@@ -82,6 +84,12 @@ class Jobs:
         """Whose job it is, which never changes; None for an unknown job."""
         with self._database.reading() as connection:
             return connection.scalar(sa.select(job.c.tenant).where(job.c.id == job_id))
+
+    def note_exported(self, job_id: str, finished_at: datetime) -> bool:
+        """Note that the results as of this end were exported; False if rows are retried since."""
+        unchanged = (job.c.id == job_id, job.c.finished_at == finished_at)
+        noted = sa.update(job).where(*unchanged).values(exported_at=now())
+        return bool(self._database.write(lambda connection: connection.execute(noted).rowcount))
 
     def is_stopped(self, job_id: str) -> bool:
         """Whether the job was cancelled or has expired; False for an unknown job."""

@@ -97,14 +97,23 @@ class Results:
             yield from page
             after_index = page[-1].index
 
-    def iterate_raw(self, job_id: str, *, outcome: Outcome = "all") -> Iterator[RawResult]:
-        """The same with bodies as they are stored, for files: parsing takes most of the time."""
-        after = -1
+    def iterate_raw(
+        self,
+        job_id: str,
+        *,
+        outcome: Outcome = "all",
+        after: int = -1,
+        last: int | None = None,
+    ) -> Iterator[RawResult]:
+        """The same with bodies as they are stored, for files: parsing takes most of the time.
+
+        Of the rows behind `after`, up to `last`.
+        """
         while True:
             with self._database.snapshot() as connection:
                 _check_there(connection, job_id)
                 sizes = sizes_after(
-                    connection, self._database, job_id, after, ROWS_IN_MEMORY, outcome
+                    connection, self._database, job_id, after, ROWS_IN_MEMORY, outcome, last
                 )
                 taken = fitting(sizes, ROWS_IN_MEMORY, PAGE_BYTES)
                 page = fetch_raw(connection, self._database, [row.request_id for row in taken])

@@ -52,6 +52,7 @@ _BY_ITSELF = (
     .where(KEPT_BY_ITSELF, job.c.finished_at.is_not(None), *_IS_FREE)
     .order_by(job.c.purge_at)
 )
+_IS_EXPORTED = sa.or_(job.c.exported_at.is_not(None), job.c.total == 0)
 _ENDED_UNNOTED = (
     sa.select(job.c.id, job.c.finished_at, job.c.keep_results_s, batch.c.ended_at)
     .outerjoin(batch, batch.c.job_id == job.c.id)
@@ -106,7 +107,8 @@ class Retention:
         self._note_times()
         found: dict[str, ExpendableJob] = {}
         with self._database.reading() as connection:
-            for statement, takes_input in self._choices(connection, scope):
+            for choice, takes_input in self._choices(connection, scope):
+                statement = choice.where(_IS_EXPORTED) if _only_exported(scope) else choice
                 room = limit - len(found)
                 if room <= 0:
                     break
@@ -198,6 +200,10 @@ class Retention:
         of_tenant = () if scope.tenant is None else (job.c.tenant == scope.tenant,)
         # OpenAI's `output_expires_after` is of the results alone.
         yield _BY_ITSELF.where(job.c.purge_at <= now(), *of_tenant), False
+
+
+def _only_exported(scope: PurgeScope) -> bool:
+    return scope.only_exported and scope.job_id is None
 
 
 def _aged(scope: PurgeScope) -> tuple[sa.ColumnElement[bool], ...]:

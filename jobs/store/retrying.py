@@ -163,6 +163,7 @@ def _reopen(connection: Connection, job_id: str, rows: Sequence[AnyRow]) -> None
         "state": sa.case((job.c.state.in_(_OVER), begun), else_=job.c.state),
         "finished_at": None,
         "purge_at": None,
+        "exported_at": None,
         **_new_deadline(row),
         "plan_failures": 0,
     }

@@ -73,6 +73,8 @@ job = sa.Table(
     # From this moment nobody sees its rows; while `purging`, some of them still have to be deleted.
     sa.Column("purged_at", UtcDateTime),
     sa.Column("purging", sa.Boolean, nullable=False, server_default=sa.false()),
+    # When its results were last exported whole; null again once rows are retried.
+    sa.Column("exported_at", UtcDateTime),
     # The trace of the call that made it, as the W3C writes it; null: it is not traced.
     sa.Column("traceparent", sa.String(55)),
     # An open job: it may get more rows, and does not end before it is sealed.

@@ -111,6 +111,7 @@ def _sweeper() -> Sweeper:
         deaths_allowed=settings.request_worker_deaths,
         keep_calls_s=settings.live_keep_s,
         keep_results_s=settings.keep_results_s,
+        purge_only_exported=settings.purge_only_exported,
         find_lost=_find_lost,
     )
 

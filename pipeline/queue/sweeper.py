@@ -51,6 +51,7 @@ class Sweeper:
         keep_calls_s: Single calls that were made so long ago are deleted.
         keep_results_s: Jobs that ended so long ago are purged, unless their tenant has a time of
             its own; None for never.
+        purge_only_exported: Only jobs whose results were exported are purged.
         find_lost: Returns the lost messages. It is given all messages that no worker has claimed,
             and those of them that have waited for `redispatch_after_s`, oldest first. By default
             all of the latter are lost.
@@ -67,6 +68,7 @@ class Sweeper:
         deaths_allowed: int,
         keep_calls_s: float = 3_600.0,
         keep_results_s: float | None = None,
+        purge_only_exported: bool = False,
         find_lost: FindLost | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -75,7 +77,7 @@ class Sweeper:
         self._redispatch_after_s = redispatch_after_s
         self._deaths_allowed = deaths_allowed
         self._keep_calls_s = keep_calls_s
-        self._kept = PurgeScope(keep_s=keep_results_s)
+        self._kept = PurgeScope(keep_s=keep_results_s, only_exported=purge_only_exported)
         self._find_lost = find_lost or (lambda _, overdue: overdue)
         self._watched = WatchedTime(longest_gap_s, clock)
         self._lock = threading.Lock()

@@ -43,6 +43,14 @@ class RetentionSettings(BaseSettings):
         "default they are kept for ever, and at least for an hour",
     )
 
+    purge_only_exported: Annotated[bool, read_by(PLANNER, COMMANDS, page="guides/export.md")] = (
+        Field(
+            False,
+            description="a job is purged only after `nightjar export` has written its results, "
+            "unless it is named",
+        )
+    )
+
     @property
     def keep_results_s(self) -> float | None:
         """The retention in seconds; None for ever."""

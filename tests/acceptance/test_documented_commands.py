@@ -247,6 +247,15 @@ def test_retention(play: Play, system: Monitored, tmp_path: Path) -> None:
             assert client.get(f"/v1/jobs/{done}/results").status_code == 410
 
 
+def test_export(play: Play, system: Monitored, tmp_path: Path) -> None:
+    with play("export") as scene:
+        scene.run("nightjar export JOB", {"JOB": over(system, tmp_path)})
+        for name in ("night", "table"):
+            manifest = tmp_path / "exports" / name / "manifest.json"
+            files = json.loads(manifest.read_text(encoding="utf-8"))["files"]
+            assert all((manifest.parent / one["name"]).is_file() for one in files)
+
+
 def test_schedules(play: Play, system: Monitored, tmp_path: Path) -> None:
     with play("schedules") as scene:
         (tmp_path / "rank.toml").write_text(TASK, encoding="utf-8")

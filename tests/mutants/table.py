@@ -38,7 +38,16 @@ LEFT_OUT = {
     "pipeline/__init__.py",
     *(
         f"pipeline/{room}/__init__.py"
-        for room in ("client", "embedded", "files", "front", "planning", "queue", "tables")
+        for room in (
+            "client",
+            "embedded",
+            "exports",
+            "files",
+            "front",
+            "planning",
+            "queue",
+            "tables",
+        )
     ),
     *(f"pipeline/{room}/__init__.py" for room in ("tables/sinks", "tables/sources", "tasks")),
 }
@@ -216,6 +225,7 @@ TESTS: dict[str, list[str]] = {
     "pipeline/front/cli/tenant_options.py": _acceptance("cli_keys"),
     "pipeline/front/cli/webhooks.py": _acceptance("cli_webhooks"),
     "pipeline/front/cli/run.py": [*_acceptance("cli"), *_RUN],
+    "pipeline/front/cli/export.py": _acceptance("documented_commands"),
     "pipeline/front/cli/purge.py": _integration("purge_command"),
     "pipeline/front/cli/spans.py": [*_integration("purge_command"), *_acceptance("cli_keys")],
     "pipeline/client/asynchronous.py": _integration("client_jobs"),
@@ -368,6 +378,10 @@ TESTS: dict[str, list[str]] = {
     "pipeline/front/upload_process.py": _integration("api_upload_process"),
     "pipeline/queue/transport.py": [*_unit("pipeline_transport"), *_integration("broker_lost")],
     "pipeline/settings/variables.py": _unit("settings"),
+    **{
+        f"pipeline/exports/{name}.py": _integration("export")
+        for name in ("exporting", "objects", "parquet", "plan", "target", "writing")
+    },
     "pipeline/files/vectors.py": _integration("vectors"),
     "pipeline/queue/waking.py": _integration("dispatcher", "health"),
     "pipeline/queue/watched_time.py": [

@@ -96,6 +96,7 @@ RULES: list[tuple[str, set[str]]] = [
     ("pipeline/queue/", QUEUE),
     ("pipeline/planning/", QUEUE | {"checkpoints", "jobs.lines", "pipeline.planning"}),
     ("pipeline/files/", FILES),
+    ("pipeline/exports/", RECORDS | {"jobs.lines", "jobs.store", "pipeline.exports"}),
     ("pipeline/client/", RECORDS | {"jobs.lines", "pipeline.client"}),
     ("pipeline/tables/", RECORDS | {"jobs.lines", "pipeline.tables"}),
     ("pipeline/tasks/", TASKS),
@@ -111,7 +112,7 @@ RULES: list[tuple[str, set[str]]] = [
         | RUNNER
         | {
             *("jobs.api", "jobs.report", "pipeline.client", "pipeline.planning"),
-            *("pipeline.schedules", "pipeline.front"),
+            *("pipeline.schedules", "pipeline.exports", "pipeline.front"),
         },
     ),
     ("pipeline/settings/", {"pipeline.settings"}),

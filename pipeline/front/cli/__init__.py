@@ -13,6 +13,7 @@ from nightjar.pipeline.front.cli.console import EXIT_RUN, say
 from nightjar.pipeline.front.cli.convert import convert
 from nightjar.pipeline.front.cli.database import migrate, shares
 from nightjar.pipeline.front.cli.doctor import doctor
+from nightjar.pipeline.front.cli.export import export
 from nightjar.pipeline.front.cli.jobs import cancel, pause, results, resume, retry, status, submit
 from nightjar.pipeline.front.cli.models import models
 from nightjar.pipeline.front.cli.openapi import openapi
@@ -38,7 +39,7 @@ app = typer.Typer(
 for command in (
     *(run, plan, worker, beat, flower, api, health),
     *(submit, status, results, report, bill, cancel, pause, resume, retry, models),
-    *(convert, verify, tune, migrate, shares, purge, openapi, doctor, top),
+    *(convert, verify, tune, migrate, shares, export, purge, openapi, doctor, top),
 ):
     app.command()(command)
 for group in (keys, schedules, tenants, task, vectors, webhooks):

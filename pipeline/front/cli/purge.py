@@ -55,7 +55,7 @@ def purge(
     settings = read_settings()
     check_driver(settings)
     age_s = None if older_than is None else parse_span(older_than).total_seconds()
-    scope = PurgeScope(settings.keep_results_s, age_s, tenant, job)
+    scope = PurgeScope(settings.keep_results_s, age_s, tenant, job, settings.purge_only_exported)
     with closing(open_store(settings)) as store:
         _check(store, scope)
         found = store.retention.expendable(scope, MOST_COUNTED)

@@ -1,0 +1,229 @@
+"""Exports of jobs that are over: whole or not to be seen, and continued after any end."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+from moto.server import ThreadedMotoServer
+from pyarrow import fs
+
+from nightjar.jobs.errors import PurgedJobError
+from nightjar.jobs.purge_records import PurgeScope
+from nightjar.jobs.store import Store
+from nightjar.pipeline.exports import exporting
+from nightjar.pipeline.exports.exporting import ExportError, export
+from nightjar.pipeline.exports.plan import MANIFEST, Format, Manifest, Plan
+from nightjar.pipeline.exports.target import TargetError, target_of
+from nightjar.pipeline.exports.writing import IncompleteError, write_part
+from tests.bulk_jobs import finished_job
+
+pytestmark = pytest.mark.one_database
+ROWS, EACH = 25, 10
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """A folder to export to."""
+    return tmp_path / "out"
+
+
+def plan_of(store: Store, job_id: str, format_: Format = "jsonl") -> Plan:
+    return Plan.of(store.jobs.get(job_id), format_, EACH)
+
+
+def exported(
+    store: Store, job_id: str, place: Path | str, format_: Format = "jsonl", processes: int = 1
+) -> Manifest:
+    opened = partial(Store, store.database.engine.url.render_as_string(hide_password=False))
+    return export(store, opened, plan_of(store, job_id, format_), str(place), processes)
+
+
+def lines(folder: Path, manifest: Manifest) -> list[str]:
+    texts = [(folder / one.name).read_text(encoding="utf-8") for one in manifest.files]
+    return [json.loads(line)["custom_id"] for text in texts for line in text.splitlines()]
+
+
+def test_an_export_holds_every_row_once_in_order(store: Store, out: Path) -> None:
+    job_id = finished_job(store, ROWS)
+    manifest = exported(store, job_id, out, processes=2)
+    assert msgspec.json.decode((out / MANIFEST).read_bytes(), type=Manifest) == manifest
+    assert [one.rows for one in manifest.files] == [10, 10, 5]
+    assert lines(out, manifest) == [record.custom_id for record in store.results.iterate(job_id)]
+    for one in manifest.files:
+        data = (out / one.name).read_bytes()
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (one.bytes, one.sha256)
+    files = {path.name for path in out.iterdir()}
+    assert files == {MANIFEST, "_parts", *(one.name for one in manifest.files)}
+
+
+def test_parquet_holds_the_same_rows(store: Store, out: Path) -> None:
+    job_id = finished_job(store, ROWS)
+    manifest = exported(store, job_id, out, "parquet")
+    tables = [pq.read_table(out / one.name).to_pylist() for one in manifest.files]
+    found = [row for table in tables for row in table]
+    wanted = list(store.results.iterate(job_id))
+    assert [row["custom_id"] for row in found] == [record.custom_id for record in wanted]
+    assert [json.loads(row["body"]) for row in found] == [record.body for record in wanted]
+    assert {row["status_code"] for row in found} == {200}
+
+
+def test_what_is_whole_is_not_written_again(store: Store, out: Path) -> None:
+    job_id = finished_job(store, ROWS)
+    plan, target = plan_of(store, job_id), target_of(str(out))
+    with target.held():
+        write_part(store, target, plan, plan.parts[1])
+    before = (out / plan.parts[1].name).stat()
+    (out / plan.parts[0].name).write_text("of an export that was killed")  # without its note
+    manifest = exported(store, job_id, out)
+    assert len(lines(out, manifest)) == ROWS
+    assert (out / plan.parts[1].name).stat().st_mtime_ns == before.st_mtime_ns
+
+
+def test_an_export_of_other_results_replaces_the_files(store: Store, out: Path) -> None:
+    first, second = (finished_job(store, rows) for rows in (ROWS, 2 * EACH))
+    old = exported(store, first, out)
+    new = exported(store, second, out)
+    assert not {one.name for one in old.files} & {path.name for path in out.iterdir()}
+    assert lines(out, new) == [record.custom_id for record in store.results.iterate(second)]
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_a_killed_export_leaves_nothing_half(out: Path, rows: int) -> None:
+    target = target_of(str(out))
+
+    def ended() -> None:
+        with target.held(), target.made("part") as path:
+            path.write_bytes(b"x" * rows)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ended()
+    (out / ".part.1234.building").write_bytes(b"left by a process that was killed")
+    with target.held():
+        assert [path.name for path in out.iterdir()] == [".nightjar-export.lock"]
+
+
+def test_a_target_that_fills_up_is_named_and_the_rest_follows(store: Store, out: Path) -> None:
+    """The limit of a file's size stands for a full disk: both end a write in the middle."""
+    job_id = finished_job(store, 300)
+    url = store.database.engine.url.render_as_string(hide_password=False)
+    limited = (
+        "import resource, signal, sys\n"
+        "from nightjar.jobs.store import Store\n"
+        "from nightjar.pipeline.exports.plan import Plan\n"
+        "from nightjar.pipeline.exports.target import target_of\n"
+        "from nightjar.pipeline.exports.writing import write_part\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "store = Store(sys.argv[1])\n"
+        "plan = Plan.of(store.jobs.get(sys.argv[2]), 'jsonl', 200)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (9_000, 9_000))\n"
+        "write_part(store, target_of(sys.argv[3]), plan, plan.parts[0])\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", limited, url, job_id, str(out)],
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=60,
+    )
+    assert "File too large" in found.stderr
+    assert [path.name for path in out.rglob("*") if path.is_file()] == []
+    assert sum(one.rows for one in exported(store, job_id, out).files) == 300
+
+
+def test_a_target_that_loses_its_place_says_so(store: Store, out: Path) -> None:
+    job_id = finished_job(store, ROWS)
+    out.mkdir()
+    (out / "_parts").write_text("a file where a folder should be")
+    with pytest.raises(
+        ExportError, match=r"part-0000\d-.*: Not a directory. \d of 3 files are written; run"
+    ):
+        exported(store, job_id, out)
+    assert not (out / MANIFEST).exists()
+    (out / "_parts").unlink()
+    assert exported(store, job_id, out).rows == ROWS
+
+
+def test_two_exports_do_not_write_into_one_folder(store: Store, out: Path) -> None:
+    job_id = finished_job(store, ROWS)
+    with target_of(str(out)).held(), pytest.raises(TargetError, match="another export"):
+        exported(store, job_id, out)
+    (out / MANIFEST).write_text('{"of": "something else"}')
+    with pytest.raises(ExportError, match="is not of an export; name another place"):
+        exported(store, job_id, out)
+    with pytest.raises(TargetError, match="name a folder, s3://"):
+        target_of("ftp://host/place")
+
+
+def test_a_job_that_changes_meanwhile_is_not_exported(store: Store, out: Path) -> None:
+    job_id = finished_job(store, ROWS)
+    plan, target = plan_of(store, job_id), target_of(str(out))
+    longer = replace(plan, parts=(msgspec.structs.replace(plan.parts[2], last=39),))
+    with pytest.raises(IncompleteError, match="5 of rows 20 to 39 have results"):
+        write_part(store, target, longer, longer.parts[0])
+    assert store.retention.sweep(PurgeScope(job_id=job_id)).jobs == 1
+    with pytest.raises(PurgedJobError):
+        write_part(store, target, plan, plan.parts[0])
+    with pytest.raises(ExportError, match=r"were purged .* 0 of 3 files are written"):
+        export(store, partial(Store, str(store.database.engine.url)), plan, str(out), 1)
+    assert not (out / MANIFEST).exists()
+
+
+def test_only_what_is_exported_is_purged_where_that_is_asked_for(store: Store, out: Path) -> None:
+    kept, gone = (finished_job(store, ROWS, days=30) for _ in range(2))
+    exported(store, gone, out)
+    scope = PurgeScope(keep_s=7 * 86_400, only_exported=True)
+    assert store.retention.sweep(scope).jobs == 1
+    assert [store.jobs.get(one).purged_at is None for one in (kept, gone)] == [True, False]
+    assert store.retention.sweep(replace(scope, job_id=kept)).jobs == 1  # it was named
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, ThreadedMotoServer]]:
+    """An empty bucket of a real server with S3's interface."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    port = server.get_host_and_port()[1]
+    options = f"?endpoint_override=127.0.0.1:{port}&scheme=http"
+    store, path = fs.FileSystem.from_uri(f"s3://out/{options}&allow_bucket_creation=true")
+    store.create_dir(path)
+    yield f"s3://out/night{options}", server
+    server.stop()
+
+
+def test_an_object_store_that_goes_away_and_comes_back(
+    sqlite_url: str, bucket: tuple[str, ThreadedMotoServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, (url, server) = Store(sqlite_url), bucket
+    store.migrate()
+    job_id = finished_job(store, ROWS)
+    plan, target = plan_of(store, job_id), target_of(url)
+    write_part(store, target, plan, plan.parts[0])
+    monkeypatch.setattr(exporting, "ATTEMPTS", 1)
+    port = server.get_host_and_port()[1]
+    server.stop()
+    with pytest.raises(ExportError, match="s3://out/night/ cannot be read"):
+        exported(store, job_id, url)
+    again = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
+    again.start()
+    try:
+        manifest = exported(store, job_id, url)
+        assert [one.rows for one in manifest.files] == [10, 10, 5]
+        assert target.read(MANIFEST) is not None
+        data = target.read(manifest.files[2].name)
+        assert data is not None
+        assert hashlib.sha256(data).hexdigest() == manifest.files[2].sha256
+    finally:
+        again.stop()
