@@ -103,13 +103,10 @@ class Planners:
         # Not durable: after a crash of the database its planners begin anew.
         return self._database.write(work, durable=False)
 
-    def narrow(self, rows: PlanningRange, end: int) -> None:
+    def narrow(self, owner: str, rows: PlanningRange, end: int) -> None:
         """Let a range end before this row, so that others may plan the rows from it on."""
-        statement = (
-            sa.update(planning_range)
-            .where(_range.job_id == rows.job_id, _range.first == rows.first)
-            .values(end=end)
-        )
+        own = (_range.job_id == rows.job_id, _range.first == rows.first, _range.owner == owner)
+        statement = sa.update(planning_range).where(*own).values(end=end)
         self._database.write(lambda connection: connection.execute(statement), durable=False)
 
     def release(self, owner: str, planned: str | None = None) -> None:

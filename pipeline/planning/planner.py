@@ -196,7 +196,7 @@ class Planner:
         sizes = [request.size for request in requests]
         is_full = sum(sizes) + max(sizes, default=0) > self._settings.plan_chunk_bytes
         if is_full and requests[-1].index + 1 < rows.end:
-            self._store.planners.narrow(rows, requests[-1].index + 1)
+            self._store.planners.narrow(self.owner, rows, requests[-1].index + 1)
 
     def _note_failure(self, found: JobToPlan, error: BaseException) -> None:
         self._counted.discard(found.id)

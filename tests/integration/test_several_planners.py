@@ -53,6 +53,19 @@ def test_ranges_of_one_job_do_not_overlap(store: Store) -> None:
     assert store.planners.take("no-such-job", "dee", 99) is None
 
 
+def test_a_planner_narrows_no_range_but_its_own(store: Store) -> None:
+    """One that was taken for dead and goes on."""
+    job_id = a_job(store)
+    store.planners.take(job_id, "frozen", 10)
+    store.planners.release("frozen")
+    taken = store.planners.take(job_id, "ann", 10)
+    assert taken is not None
+    store.planners.narrow("frozen", taken, 3)
+    assert store.planners.take(job_id, "bob", 5) == PlanningRange(job_id, 10, 15, is_lowest=False)
+    store.planners.narrow("ann", taken, 3)
+    assert store.planners.take(job_id, "cy", 5) == PlanningRange(job_id, 3, 8, is_lowest=False)
+
+
 def test_only_the_lowest_range_counts_a_failure_of_the_job(store: Store) -> None:
     job_id = a_job(store)
     for owner in ("ann", "bob"):
