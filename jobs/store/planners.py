@@ -38,11 +38,6 @@ _COUNT_FAILURE = (
     .where(job.c.id == sa.bindparam("of_job"))
     .values(plan_failures=job.c.plan_failures + 1)
 )
-_FORGET_FAILURES = (
-    sa.update(job)
-    .where(job.c.id == sa.bindparam("of_job"), job.c.plan_failures > 0)
-    .values(plan_failures=0, plan_error=None)
-)
 
 
 class Planners:
@@ -81,8 +76,8 @@ class Planners:
         """Take the first rows that wait and that nobody plans; None if there are none.
 
         The range spans `most` rows of the job, or ends where another planner's begins. If it is
-        the lowest, a failure of the job is counted, which `release` forgets. So a planner that dies
-        of a job has counted it.
+        the lowest, a failure of the job is counted, which `save_plan` takes back. So a planner
+        that dies of a job has counted it.
         """
 
         def work(connection: Connection) -> PlanningRange | None:
@@ -109,19 +104,10 @@ class Planners:
         statement = sa.update(planning_range).where(*own).values(end=end)
         self._database.write(lambda connection: connection.execute(statement), durable=False)
 
-    def release(self, owner: str, planned: str | None = None) -> None:
-        """Give back what a planner has taken: whatever still waits of it is free.
-
-        The failures of the job that was `planned` are forgotten.
-        """
+    def release(self, owner: str) -> None:
+        """Give back what a planner has taken: whatever still waits of it is free."""
         statement = sa.delete(planning_range).where(_range.owner == owner)
-
-        def work(connection: Connection) -> None:
-            connection.execute(statement)
-            if planned is not None:
-                connection.execute(_FORGET_FAILURES, {"of_job": planned})
-
-        self._database.write(work, durable=False)
+        self._database.write(lambda connection: connection.execute(statement), durable=False)
 
     def leave(self, owner: str) -> None:
         """Forget a planner that ends in order, and what it has taken."""

@@ -40,6 +40,7 @@ from nightjar.jobs.store.tables import (
     job,
     micro_batch,
     micro_batch_tokens,
+    planning_range,
     request,
 )
 from nightjar.jobs.store.token_ids import pack_token_ids
@@ -53,6 +54,19 @@ _IN_FLIGHT = (
     # Single calls take no room from jobs.
     .where(_mb.state.in_([MicroBatchState.DISPATCHED, MicroBatchState.LEASED]), ~_mb.live)
     .group_by(_mb.fingerprint, _mb.state)
+)
+# A failure is of the lowest rows that wait: what is planned behind them does not end it.
+_PLANNED = (
+    sa.update(job)
+    .where(
+        job.c.id == sa.bindparam("of_job"),
+        job.c.plan_failures > 0,
+        ~sa.exists().where(
+            planning_range.c.job_id == sa.bindparam("of_job"),
+            planning_range.c.end <= sa.bindparam("lowest"),
+        ),
+    )
+    .values(plan_failures=0, plan_error=None)
 )
 _REFS = sa.select(*REF_COLUMNS).order_by(_mb.job_id, _mb.id)
 # In one pass at most; the API bounds how many calls wait.
@@ -147,6 +161,9 @@ class Planning:
                 if item.error is None or item.status_code == REJECTED_STATUS
             ]
             self._mark_settled.run(connection, [(NO_TOKENS, item.request_id) for item in over])
+            if indexes:
+                key = {"of_job": job_id, "lowest": min(indexes.values())}
+                connection.execute(_PLANNED, key)
             return refs
 
         return self._outcomes.write(work)

@@ -147,10 +147,9 @@ class Planner:
             self._others_plan = True
         return None
 
-    def _give_back(self, planned: str | None = None) -> None:
-        """Give the range back; failures of the job that was `planned` are forgotten."""
+    def _give_back(self) -> None:
         if self._holds_range:
-            self._store.planners.release(self.owner, planned)
+            self._store.planners.release(self.owner)
             self._holds_range = False
 
     def _plan_range(self, found: JobToPlan, rows: PlanningRange) -> int:
@@ -187,7 +186,6 @@ class Planner:
         trace = self._store.traces.of_jobs([found.id]).get(found.id) if traces.is_on else None
         with traces.span("plan", trace, {"nightjar.job_id": found.id}):
             done = self._plan_chunk(found, requests) if requests else 0
-        self._give_back(found.id if rows.is_lowest else None)
         self._counted.discard(found.id)
         return done
 

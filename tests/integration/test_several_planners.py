@@ -8,7 +8,7 @@ from threading import Barrier
 
 import pytest
 
-from nightjar.jobs.records import PlanningRange
+from nightjar.jobs.records import PlanningRange, RequestError
 from nightjar.jobs.store import Store
 from nightjar.pipeline.planning.agreement import Agreement, differences
 from nightjar.pipeline.planning.encode import Encoder
@@ -66,17 +66,38 @@ def test_a_planner_narrows_no_range_but_its_own(store: Store) -> None:
     assert store.planners.take(job_id, "cy", 5) == PlanningRange(job_id, 3, 8, is_lowest=False)
 
 
-def test_only_the_lowest_range_counts_a_failure_of_the_job(store: Store) -> None:
+def test_failures_of_a_job_are_of_its_lowest_range(store: Store) -> None:
+    """So that a row that kills every planner is found out, however much is planned behind it."""
     job_id = a_job(store)
-    for owner in ("ann", "bob"):
-        store.planners.take(job_id, owner, 5)
+    low, high = (store.planners.take(job_id, owner, 5) for owner in ("ann", "bob"))
     assert failures(store) == 1
-    store.planners.release("bob")
-    assert failures(store) == 1
-    store.planners.release("ann", planned=job_id)
+    refused = RequestError("invalid_value", "refused")
+    for rows, left in ((high, 1), (low, 0)):
+        (first, *_) = store.backlog.queued_requests(job_id, 1, within=rows)
+        store.planning.save_plan(job_id, [], [], [(first.id, refused)])
+        assert failures(store) == left
+    assert store.planners.take(job_id, "cy", 5) is not None
     assert failures(store) == 0
-    assert store.planners.take(job_id, "ann", 5, count_failure=False) is not None
+    store.planners.release("ann")
+    assert store.planners.take(job_id, "dee", 5, count_failure=False) is not None
     assert failures(store) == 0
+
+
+def test_a_planner_that_dies_after_each_plan_loses_no_row(
+    store: Store, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has planned is no failure, whether or not it gave its range back."""
+    job_id = a_job(store, 60)
+    for number in range(12):
+        dying = planner(store, tiny_model, f"dying-{number}", plan_chunk_requests=5)
+        dying.beat()
+        (owner, counter), *_ = [one for one in store.planners.all() if one[0] == dying.owner]
+        with monkeypatch.context() as patch:
+            patch.setattr(store.planners, "release", lambda _: None)
+            assert dying.plan_next() == 5
+        store.planners.drop(owner, counter)
+    assert store.backlog.jobs_to_plan() == []
+    assert store.jobs.get(job_id).failed == 0
 
 
 def test_a_planner_that_is_silent_gives_its_rows_back(store: Store) -> None:
