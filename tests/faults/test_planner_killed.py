@@ -93,11 +93,13 @@ def test_one_of_two_planners_killed_at_random_times(
     database_url: str, tiny_model: Path, tmp_path: Path, undisturbed: Answers, note: Note
 ) -> None:
     """Both plan; what the dead one had taken goes to the other."""
-    rng, times = random.Random(31), 12
+    rng, times, kills = random.Random(31), 12, 0
     with running_system(tmp_path, database_url, tiny_model, environment=SMALL_CHUNKS) as system:
         planners = [PLANNER, system.start_another(PLANNER)]
-        planned = set()
-        for _ in range(times):
+        planned: set[str] = set()
+        # On a busy machine a planner may be killed a few times before it has planned anything.
+        while kills < times or (planned != set(planners) and kills < 5 * times):
+            kills += 1
             if len(system.open_jobs()) < 2:
                 system.submit(400)
             time.sleep(rng.uniform(0, 3))
@@ -107,7 +109,7 @@ def test_one_of_two_planners_killed_at_random_times(
         system.wait_done()
         assert planned == set(planners)
         verdict = judge(system, undisturbed)
-        note(31, "one of two planners that share jobs killed", times, verdict)
+        note(31, "one of two planners that share jobs killed", kills, verdict)
         verdict.check(0)  # the worker lived
 
 
