@@ -59,10 +59,13 @@ class Planners:
         self._database.write(lambda connection: connection.execute(statement), durable=False)
 
     def all(self) -> Sequence[tuple[str, int]]:
-        """Every planner's name and counter."""
+        """Every planner's name and counter; 0 of one that was dropped and has taken rows since."""
+        known = sa.select(planner.c.owner, planner.c.counter)
+        unknown = sa.select(_range.owner, sa.literal(0)).where(
+            ~sa.exists().where(planner.c.owner == _range.owner)
+        )
         with self._database.reading() as connection:
-            statement = sa.select(planner.c.owner, planner.c.counter)
-            return [(row.owner, row.counter) for row in connection.execute(statement)]
+            return [(owner, counter) for owner, counter in connection.execute(known.union(unknown))]
 
     def plans_with(self, owner: str) -> str | None:
         """What a planner's plans follow from; None if it has not said so."""
@@ -120,13 +123,15 @@ class Planners:
 
     def drop(self, owner: str, counter: int) -> int:
         """Forget a planner whose counter has not moved; returns how many ranges it gives back."""
-        dead = sa.delete(planner).where(planner.c.owner == owner, planner.c.counter == counter)
-        held = sa.delete(planning_range).where(_range.owner == owner)
+        counted = sa.select(planner.c.counter).where(planner.c.owner == owner).with_for_update()
 
         def work(connection: Connection) -> int:
-            if not connection.execute(dead).rowcount:
+            if connection.scalar(counted) not in (counter, None):
                 return 0
-            return connection.execute(held).rowcount
+            connection.execute(sa.delete(planner).where(planner.c.owner == owner))
+            return connection.execute(
+                sa.delete(planning_range).where(_range.owner == owner)
+            ).rowcount
 
         return self._database.write(work)
 

@@ -12,7 +12,8 @@ extern "C" int float_linear_works() {
 #endif
 }
 
-// Whether it adds two products of bfloat16 at once in every lane, and may do what it was built for.
+// Whether it adds two products of bfloat16 at once in every lane, and Linux grants the tile registers
+// that it was built for.
 extern "C" int bfloat_linear_works() {
 #if defined(__AVX512BF16__)
   return nightjar::may_use_tile_registers();

@@ -3,8 +3,8 @@
 #include "blocks.h"
 #include "int8_product.h"
 
-// Whether this build can multiply bytes: the processor adds four products to an int32 at once, and the
-// process may use what it was built for.
+// Whether this build can multiply bytes: the processor adds four products to an int32 at once, and Linux
+// grants the tile registers that it was built for.
 extern "C" int int8_linear_works() {
 #if defined(__AVX512VNNI__)
   return nightjar::may_use_tile_registers();

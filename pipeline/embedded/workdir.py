@@ -13,7 +13,6 @@ from sqlalchemy import URL
 
 from nightjar.jobs.records import Job
 
-_CHUNK_BYTES = 1 << 20
 _WRITTEN = "written.json"
 _ASKED = "asked.json"
 _SPEED = "speed.json"
@@ -88,11 +87,8 @@ def locked_workdir(path: Path) -> Iterator[Path]:
 
 def file_digest(path: Path) -> str:
     """SHA-256 of a file's bytes, as hex."""
-    digest = hashlib.sha256()
     with path.open("rb") as stream:
-        while chunk := stream.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def sqlite_url(path: Path) -> str:

@@ -65,11 +65,13 @@ def export(
     with target.held():
         old = _manifest(target)
         manifest = plan.manifest(_parts(open_store, plan, place, processes, tell))
-        ended = plan.job.finished_at
-        if ended is None or not store.jobs.note_exported(plan.job.id, ended):
-            raise ExportError("rows of the job are retried since: export it again when it is over")
         with target.made(MANIFEST) as path:
             path.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        # Not before: a job that is noted may be purged.
+        ended = plan.job.finished_at
+        if ended is None or not store.jobs.note_exported(plan.job.id, ended):
+            target.remove(MANIFEST)
+            raise ExportError("rows of the job are retried since: export it again when it is over")
         for one in old.files if old is not None and old.export != plan.export else ():
             target.remove(one.name)
             target.remove(f"{NOTES}/{one.name}.json")
@@ -136,7 +138,7 @@ def _written(open_store: Callable[[], Store], place: str, plan: Plan, number: in
             with closing(open_store()) as store:
                 return write_part(store, target, plan, plan.parts[number])
         except (OSError, StoreUnavailableError) as error:
-            # A folder that is full or closed is so a second later; a connection may be back.
+            # A second later a full disk is still full, but a connection may be back.
             is_local = isinstance(target, FolderTarget) and isinstance(error, OSError)
             if is_local or attempt == ATTEMPTS:
                 return _first_line(error)

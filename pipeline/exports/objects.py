@@ -29,6 +29,12 @@ class ObjectTarget:
             found: bytes = stream.read()
             return found
 
+    def size(self, name: str) -> int | None:
+        """As Target says."""
+        store, path = self._place(name)
+        found = store.get_file_info(path)
+        return int(found.size) if found.type == fs.FileType.File else None
+
     @contextmanager
     def made(self, name: str) -> Iterator[Path]:
         """Build in a temporary folder, and upload."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 OBJECT_STORES = ("s3://", "gs://")
-_BUILDING = ".building"
+_BUILDING = ".nightjar-export-"
 _LOCK = ".nightjar-export.lock"
 
 
@@ -29,6 +29,9 @@ class Target(Protocol):
 
     def read(self, name: str) -> bytes | None:
         """A small file; None if it is not there."""
+
+    def size(self, name: str) -> int | None:
+        """The bytes of a file; None if it is not there."""
 
     def made(self, name: str) -> AbstractContextManager[Path]:
         """Give a path at which to build a file, which appears when the block ends well."""
@@ -70,10 +73,12 @@ class FolderTarget:
                 raise TargetError(
                     f"another export writes into {self.name}; wait for it, or name another folder"
                 ) from error
-            for left in self._folder.rglob(f".*{_BUILDING}"):
+            for left in [
+                *self._folder.glob(f"{_BUILDING}*"),
+                *self._folder.glob(f"*/{_BUILDING}*"),
+            ]:
                 left.unlink(missing_ok=True)
-            yield
-        (self._folder / _LOCK).unlink(missing_ok=True)
+            yield  # the lock's file stays: who has opened it meanwhile must not lock another one
 
     def read(self, name: str) -> bytes | None:
         """As Target says."""
@@ -82,12 +87,19 @@ class FolderTarget:
         except FileNotFoundError:
             return None
 
+    def size(self, name: str) -> int | None:
+        """As Target says."""
+        try:
+            return (self._folder / name).stat().st_size
+        except FileNotFoundError:
+            return None
+
     @contextmanager
     def made(self, name: str) -> Iterator[Path]:
         """Build beside the place; what is there when the block ends is on the disk."""
         path = self._folder / name
         path.parent.mkdir(exist_ok=True)
-        building = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_BUILDING}")
+        building = path.with_name(f"{_BUILDING}{secrets.token_hex(8)}")
         try:
             yield building
             _sync(building)

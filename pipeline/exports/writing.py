@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import msgspec
 
@@ -13,8 +12,6 @@ from nightjar.jobs.lines.batch_lines import json_pieces
 from nightjar.jobs.store import Store
 from nightjar.pipeline.exports.plan import Part, Plan, Written
 from nightjar.pipeline.exports.target import Target
-
-_HASHED_BYTES = 1 << 20
 
 
 class IncompleteError(Exception):
@@ -29,8 +26,10 @@ def write_part(store: Store, target: Target, plan: Plan, part: Part) -> Written:
         PurgedJobError: It was purged meanwhile.
         OSError: The target cannot be written.
     """
-    if (noted := target.read(part.note)) is not None:
-        return msgspec.json.decode(noted, type=Written)
+    if (note := target.read(part.note)) is not None:
+        noted = msgspec.json.decode(note, type=Written)
+        if target.size(part.name) == noted.bytes:
+            return noted
     with target.made(part.name) as path:
         records = _Counted(store.results.iterate_raw(plan.job.id, after=part.after, last=part.last))
         if plan.format == "parquet":
@@ -45,7 +44,9 @@ def write_part(store: Store, target: Target, plan: Plan, part: Part) -> Written:
                 f"{records.count} of rows {part.after + 1} to {part.last} have results: the job "
                 "was changed meanwhile; export it again when it is over"
             )
-        written = Written(part.name, records.count, path.stat().st_size, _digest(path))
+        with path.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        written = Written(part.name, records.count, path.stat().st_size, digest)
     with target.made(part.note) as path:
         path.write_bytes(msgspec.json.encode(written))
     return written
@@ -60,11 +61,3 @@ class _Counted:
         for record in self._records:
             self.count += 1
             yield record
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while piece := stream.read(_HASHED_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()

@@ -1,10 +1,12 @@
 """Exports of jobs that are over: whole or not to be seen, and continued after any end."""
 
+import errno
 import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,15 +17,16 @@ import pytest
 from moto.server import ThreadedMotoServer
 from pyarrow import fs
 
-from nightjar.jobs.errors import PurgedJobError
+from nightjar.jobs.errors import PurgedJobError, StoreUnavailableError
 from nightjar.jobs.purge_records import PurgeScope
 from nightjar.jobs.store import Store
 from nightjar.pipeline.exports import exporting
-from nightjar.pipeline.exports.exporting import ExportError, export
+from nightjar.pipeline.exports.exporting import ExportError, Progress, export
 from nightjar.pipeline.exports.plan import MANIFEST, Format, Manifest, Plan
-from nightjar.pipeline.exports.target import TargetError, target_of
+from nightjar.pipeline.exports.target import FolderTarget, TargetError, target_of
 from nightjar.pipeline.exports.writing import IncompleteError, write_part
 from tests.bulk_jobs import finished_job
+from tests.jobs import submit
 
 pytestmark = pytest.mark.one_database
 ROWS, EACH = 25, 10
@@ -61,7 +64,12 @@ def test_an_export_holds_every_row_once_in_order(store: Store, out: Path) -> Non
         data = (out / one.name).read_bytes()
         assert (len(data), hashlib.sha256(data).hexdigest()) == (one.bytes, one.sha256)
     files = {path.name for path in out.iterdir()}
-    assert files == {MANIFEST, "_parts", *(one.name for one in manifest.files)}
+    assert files == {
+        MANIFEST,
+        "_parts",
+        ".nightjar-export.lock",
+        *(one.name for one in manifest.files),
+    }
 
 
 def test_parquet_holds_the_same_rows(store: Store, out: Path) -> None:
@@ -87,6 +95,42 @@ def test_what_is_whole_is_not_written_again(store: Store, out: Path) -> None:
     assert (out / plan.parts[1].name).stat().st_mtime_ns == before.st_mtime_ns
 
 
+def test_a_file_that_was_removed_is_written_again(store: Store, out: Path) -> None:
+    job_id = finished_job(store, ROWS)
+    first = exported(store, job_id, out)
+    (out / first.files[0].name).unlink()
+    (out / first.files[1].name).write_text("cut")
+    assert exported(store, job_id, out) == first
+    assert len(lines(out, first)) == ROWS
+
+
+def test_a_job_is_noted_as_exported_only_with_its_manifest(
+    store: Store, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = finished_job(store, ROWS, days=30)
+    (out / MANIFEST).mkdir(parents=True)  # so that it cannot be written
+    with pytest.raises(ExportError, match="cannot be read: Is a directory"):
+        exported(store, job_id, out)
+    (out / MANIFEST).rmdir()
+    scope = PurgeScope(keep_s=7 * 86_400, only_exported=True)
+    made = FolderTarget.made
+
+    def full(self: FolderTarget, name: str) -> AbstractContextManager[Path]:
+        if name == MANIFEST:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return made(self, name)
+
+    monkeypatch.setattr(FolderTarget, "made", full)
+    with pytest.raises(OSError, match="No space left"):
+        exported(store, job_id, out)
+    assert store.retention.sweep(scope).jobs == 0
+    monkeypatch.undo()
+    monkeypatch.setattr(store.jobs, "note_exported", lambda *_: False)  # a retry came first
+    with pytest.raises(ExportError, match="rows of the job are retried since"):
+        exported(store, job_id, out)
+    assert not (out / MANIFEST).exists()
+
+
 def test_an_export_of_other_results_replaces_the_files(store: Store, out: Path) -> None:
     first, second = (finished_job(store, rows) for rows in (ROWS, 2 * EACH))
     old = exported(store, first, out)
@@ -106,7 +150,7 @@ def test_a_killed_export_leaves_nothing_half(out: Path, rows: int) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         ended()
-    (out / ".part.1234.building").write_bytes(b"left by a process that was killed")
+    (out / ".nightjar-export-1234").write_bytes(b"left by a process that was killed")
     with target.held():
         assert [path.name for path in out.iterdir()] == [".nightjar-export.lock"]
 
@@ -135,7 +179,7 @@ def test_a_target_that_fills_up_is_named_and_the_rest_follows(store: Store, out:
         timeout=60,
     )
     assert "File too large" in found.stderr
-    assert [path.name for path in out.rglob("*") if path.is_file()] == []
+    assert [path for path in out.rglob("*") if path.is_file()] == []
     assert sum(one.rows for one in exported(store, job_id, out).files) == 300
 
 
@@ -186,44 +230,93 @@ def test_only_what_is_exported_is_purged_where_that_is_asked_for(store: Store, o
     assert store.retention.sweep(replace(scope, job_id=kept)).jobs == 1  # it was named
 
 
+@pytest.mark.parametrize("lost", [2, 3])
+def test_a_database_that_is_away_is_asked_again(
+    store: Store, out: Path, monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    job_id, pauses = finished_job(store, ROWS), list[float]()
+    url = store.database.engine.url.render_as_string(hide_password=False)
+
+    def opened() -> Store:
+        if len(pauses) < lost:
+            raise StoreUnavailableError("the database is away")
+        return Store(url)
+
+    monkeypatch.setattr(exporting.time, "sleep", pauses.append)
+    plan = plan_of(store, job_id)
+    if lost < exporting.ATTEMPTS:
+        assert export(store, opened, plan, str(out), 1).rows == ROWS
+    else:
+        with pytest.raises(ExportError, match=r"the database is away\. 0 of 3 files are written"):
+            export(store, opened, plan, str(out), 1)
+    assert pauses == [1.0, 4.0]
+
+
+def test_rows_without_an_answer_are_exported_too(store: Store, out: Path) -> None:
+    job_id = submit(store, [{"prompt": text, "max_tokens": 4} for text in "abc"])
+    store.stopping.cancel(job_id)
+    store.stopping.finish(10)
+    found = [
+        json.loads(line)
+        for one in exported(store, job_id, out).files
+        for line in (out / one.name).read_text(encoding="utf-8").splitlines()
+    ]
+    assert [line["custom_id"] for line in found] == ["row-0", "row-1", "row-2"]
+    assert {line["error"]["code"] for line in found} == {"batch_cancelled"}
+
+
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, ThreadedMotoServer]]:
-    """An empty bucket of a real server with S3's interface."""
+def bucket(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ThreadedMotoServer]:
+    """An empty bucket of a real server with S3's interface; the test stops it."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     port = server.get_host_and_port()[1]
     options = f"?endpoint_override=127.0.0.1:{port}&scheme=http"
     store, path = fs.FileSystem.from_uri(f"s3://out/{options}&allow_bucket_creation=true")
     store.create_dir(path)
-    yield f"s3://out/night{options}", server
-    server.stop()
+    return f"s3://out/night{options}", server
 
 
-def test_an_object_store_that_goes_away_and_comes_back(
+@pytest.mark.slow  # the client of S3 waits long for a server that is gone
+def test_an_object_store_that_goes_away_in_the_middle(
     sqlite_url: str, bucket: tuple[str, ThreadedMotoServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store, (url, server) = Store(sqlite_url), bucket
     store.migrate()
-    job_id = finished_job(store, ROWS)
-    plan, target = plan_of(store, job_id), target_of(url)
-    write_part(store, target, plan, plan.parts[0])
-    monkeypatch.setattr(exporting, "ATTEMPTS", 1)
-    port = server.get_host_and_port()[1]
-    server.stop()
-    with pytest.raises(ExportError, match="s3://out/night/ cannot be read"):
-        exported(store, job_id, url)
-    again = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
+    plan = plan_of(store, finished_job(store, ROWS))
+    again = ThreadedMotoServer(
+        ip_address="127.0.0.1", port=server.get_host_and_port()[1], verbose=False
+    )
+    pauses: list[float] = []
+
+    def export_it(after_first: Callable[[], None]) -> Manifest:
+        def tell(progress: Progress) -> None:
+            if progress.parts == 1:
+                after_first()
+
+        return export(store, partial(Store, sqlite_url), plan, url, 1, tell)
+
+    monkeypatch.setattr(exporting.time, "sleep", pauses.append)
+    with pytest.raises(ExportError, match=r"part-00001-.* 1 of 3 files are written; run the same"):
+        export_it(server.stop)
+    assert pauses == [1.0, 4.0]
     again.start()
     try:
-        manifest = exported(store, job_id, url)
+        target = target_of(url)
+        assert target.read(MANIFEST) is None
+        # This time it is back at the second attempt.
+        back = ThreadedMotoServer(
+            ip_address="127.0.0.1", port=server.get_host_and_port()[1], verbose=False
+        )
+        monkeypatch.setattr(exporting.time, "sleep", lambda _: back.start())
+        manifest = export_it(again.stop)
         assert [one.rows for one in manifest.files] == [10, 10, 5]
-        assert target.read(MANIFEST) is not None
-        data = target.read(manifest.files[2].name)
-        assert data is not None
-        assert hashlib.sha256(data).hexdigest() == manifest.files[2].sha256
+        for one in manifest.files:
+            data = target.read(one.name)
+            assert data is not None
+            assert (len(data), hashlib.sha256(data).hexdigest()) == (one.bytes, one.sha256)
     finally:
-        again.stop()
+        back.stop()

@@ -121,8 +121,20 @@ def test_a_planner_that_is_silent_gives_its_rows_back(store: Store) -> None:
     assert store.planners.take(job_id, "cy", 99) == PlanningRange(job_id, 0, 10, is_lowest=True)
     assert store.planners.drop("bob", 1) == 0  # it has moved since
     store.planners.leave("bob")
-    assert store.planners.all() == []
+    assert store.planners.all() == [("cy", 0)]
     assert store.planners.take(job_id, "dee", 99) is not None
+
+
+def test_rows_of_a_planner_that_was_dropped_before_are_given_back(store: Store) -> None:
+    """It was frozen, took rows again, and died before its next sign of life."""
+    job_id = a_job(store)
+    store.planners.take(job_id, "thawed", 10)
+    assert list(store.planners.all()) == [("thawed", 0)]
+    assert store.planners.drop("thawed", 0) == 1
+    assert store.planners.take(job_id, "ann", 10) is not None
+    assert list(store.planners.all()) == [("ann", 0)]
+    store.planners.beat("ann", "{}")
+    assert store.planners.drop("ann", 0) == 0
 
 
 def test_each_row_is_encoded_once_by_planners_at_the_same_time(
