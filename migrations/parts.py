@@ -6,8 +6,8 @@ Partitions come and go. Unique indexes are in each of them, and foreign keys in 
 import re
 from typing import Any
 
-_PARTITION = re.compile(r"(request|request_body|result)_p\d+")
-_PARTED = ("request", "request_body", "result")
+_PARTITION = re.compile(r"(request|request_body|body_pack|answer_pack|result)_p\d+")
+_PARTED = ("request", "request_body", "body_pack", "answer_pack", "result")
 
 
 def is_partition(name: str | None) -> bool:

@@ -114,18 +114,19 @@ class Store:
         synchronous: Synchronous = "full",
         connections: int | None = None,
         direct_url: str | None = None,
+        packs_answers: bool = True,
     ) -> None:
         """Open `sqlite:///FILE` or `postgresql://USER@HOST/NAME`; connects at the first use.
 
         `synchronous` is SQLite's: "normal" is faster, and a power cut may undo the last commits.
         `connections` is the most that are open to PostgreSQL at a time, and `direct_url` leads past
-        a pooler, as `Database` has them.
+        a pooler, as `Database` has them. `packs_answers` as `AnswerPacks` has it.
         Raises UnusableDatabaseError.
         """
         self.database = database = Database(
             url, synchronous=synchronous, connections=connections, direct_url=direct_url
         )
-        outcomes = Outcomes(database)
+        outcomes = Outcomes(database, packs_answers=packs_answers)
         self.accounts = Accounts(database)
         self.quotas = Quotas(database)
         self.jobs = Jobs(database, self.quotas)

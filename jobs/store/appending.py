@@ -21,7 +21,7 @@ from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.partitions import ensure_part
 from nightjar.jobs.store.quotas import TOO_MANY_WAIT, Quotas
 from nightjar.jobs.store.staged_rows import StagedRows
-from nightjar.jobs.store.staging import drop_stage, stage, staged
+from nightjar.jobs.store.staging import create_stage, drop_stage, stage, staged
 from nightjar.jobs.store.submission import CHUNK_ROWS, job_values, new_parted_job_id
 from nightjar.jobs.store.tables import job
 
@@ -101,8 +101,7 @@ class Appending:
             owner = connection.scalar(sa.select(job.c.tenant).where(job.c.id == job_id))
             if owner is None:
                 raise UnknownJobError(job_id)
-            staged.create(connection)
-            connection.commit()
+            create_stage(connection)
             try:
                 for begin in range(0, len(rows), CHUNK_ROWS):
                     part = rows[begin : begin + CHUNK_ROWS]

@@ -11,7 +11,7 @@ from nightjar.jobs import lifecycle
 from nightjar.jobs.records import JobToPlan, NewResult, PlanningRange, QueuedRequest, RequestError
 from nightjar.jobs.store.account_tables import tenant
 from nightjar.jobs.store.bodies import load_body
-from nightjar.jobs.store.body_rows import BODY, bodies_of
+from nightjar.jobs.store.body_rows import Bodies, Row
 from nightjar.jobs.store.common import AWAITS_PLAN, FAULT_STATUS, has_rows
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.outcomes import Outcomes
@@ -95,15 +95,7 @@ _OF_JOB = (
 )
 _IN_RANGE = _row.row_index.between(sa.bindparam("first"), sa.bindparam("last"))
 _WAITING = (
-    sa.select(_row.id, _row.job_id, _row.row_index, _row.custom_id, _row.kind, BODY)
-    .join(*bodies_of(sa.bindparam("of_job", type_=sa.Text)), isouter=True)
-    .where(*_OF_JOB, _IN_RANGE, AWAITS_PLAN)
-    .order_by(_row.row_index)
-    .limit(sa.bindparam("most"))
-)
-_SIZES = (
-    sa.select(sa.func.octet_length(BODY))
-    .join_from(request, *bodies_of(sa.bindparam("of_job", type_=sa.Text)), isouter=True)
+    sa.select(_row.id, _row.row_index, _row.custom_id, _row.kind)
     .where(*_OF_JOB, _IN_RANGE, AWAITS_PLAN)
     .order_by(_row.row_index)
     .limit(sa.bindparam("most"))
@@ -121,6 +113,7 @@ class Backlog:
     def __init__(self, database: Database, outcomes: Outcomes) -> None:
         self._database = database
         self._outcomes = outcomes
+        self._bodies = Bodies(database)
 
     def jobs_to_plan(self) -> list[str]:
         """Jobs that have queued requests, in the order of their rank."""
@@ -208,11 +201,22 @@ class Backlog:
         first, last = (0, _LAST) if within is None else (within.first, within.end - 1)
         key = {"of_job": job_id, "most": limit, "first": first, "last": last}
         with self._database.reading() as connection:
-            if most_bytes is not None and not self._database.is_sqlite:
-                # The driver reads all rows of an answer at once, however large they are.
-                sizes = connection.scalars(_SIZES, key).all()
-                key["most"] = _fitting(sizes, most_bytes)
-            return _read(connection.execute(_WAITING, key), most_bytes)
+            rows = connection.execute(_WAITING, key).all()
+            wanted = [Row(id_, index) for id_, index, *_ in rows]
+            bodies = self._bodies.read(connection, job_id, wanted, most_bytes)
+        found: list[QueuedRequest] = []
+        total = 0
+        for id_, index, custom_id, kind in rows:
+            body = bodies.get(id_)
+            if body is None:  # it did not fit
+                break
+            total += len(body)
+            if most_bytes is not None and total > most_bytes and found:
+                break
+            found.append(
+                QueuedRequest(id_, job_id, index, custom_id, kind, load_body(body), len(body))
+            )
+        return found
 
     def note_plan_error(self, job_id: str, reason: str) -> None:
         """Note why the chunk could not be planned."""
@@ -238,28 +242,3 @@ class Backlog:
         failures = [NewResult(id_, FAULT_STATUS, None, error) for id_ in indexes]
         self._outcomes.land(connection, job_id, failures, indexes)
         return len(indexes)
-
-
-def _fitting(sizes: Collection[int], most_bytes: int) -> int:
-    """How many rows from the first on fit into the bytes together; at least one."""
-    total = count = 0
-    for size in sizes:
-        total += size
-        if total > most_bytes and count:
-            break
-        count += 1
-    return max(1, count)
-
-
-def _read(rows: sa.CursorResult[*tuple[Any, ...]], most_bytes: int | None) -> list[QueuedRequest]:
-    """Read rows one by one until their bodies exceed the bytes."""
-    found: list[QueuedRequest] = []
-    total = 0
-    with rows:
-        for id_, job_id, index, custom_id, kind, body in rows:
-            size = len(body) if body.isascii() else len(body.encode())
-            total += size
-            if most_bytes is not None and total > most_bytes and found:
-                break
-            found.append(QueuedRequest(id_, job_id, index, custom_id, kind, load_body(body), size))
-    return found

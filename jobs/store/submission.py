@@ -38,7 +38,7 @@ from nightjar.jobs.store.parts import PART_MARK
 from nightjar.jobs.store.quotas import Quotas
 from nightjar.jobs.store.segmented import SegmentedLanding
 from nightjar.jobs.store.staged_rows import MOST_TOLD, StagedRows
-from nightjar.jobs.store.staging import drop_stage, stage, staged
+from nightjar.jobs.store.staging import create_stage, drop_stage, stage, staged
 from nightjar.jobs.store.tables import job
 
 logger = logging.getLogger(__name__)
@@ -243,8 +243,7 @@ def submission(
         arriving.look_up()
         if not arriving.existing:
             arriving.check_quotas()
-        staged.create(connection)
-        connection.commit()
+        create_stage(connection)
         try:
             yield arriving
             if not arriving.existing:

@@ -210,7 +210,7 @@ request = sa.Table(
     sa.Column("line", sa.BigInteger, nullable=False),
     sa.Column("custom_id", sa.Text),
     sa.Column("kind", state_column(RequestKind)),  # null: rejected at submission
-    # Only of rows that an API of the version before has submitted; others are in `request_body`.
+    # Only of rows that an API of two versions before has submitted.
     sa.Column("body", sa.Text),
     sa.Column("state", state_column(RequestState), nullable=False),
     sa.Column("micro_batch_id", sa.ForeignKey("micro_batch.id"), index=True),
@@ -248,8 +248,22 @@ request = sa.Table(
     postgresql_with=storage.REQUESTS,
 )
 
-# What a row asks for. Each state of a request is a new version of its row in PostgreSQL, with all
-# of its columns, so the largest one is apart. No foreign key: it would be checked for each row.
+# What the rows of a job ask for: consecutive rows in one pack. Each state of a request is a new
+# version of its row in PostgreSQL, with all of its columns, so the largest one is apart.
+body_pack = sa.Table(
+    "body_pack",
+    metadata,
+    sa.Column("job_id", sa.String(64), primary_key=True),
+    sa.Column("first_row", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("part", sa.BigInteger, nullable=False),  # as `part_of_job` says it
+    sa.Column("rows", sa.Integer, nullable=False),
+    sa.Column("bytes", sa.BigInteger, nullable=False),  # before compression
+    sa.Column("packed", sa.LargeBinary, nullable=False),  # a text is empty: its row has no body
+    postgresql_with=storage.KEPT,
+)
+
+# The body of a row alone: of single calls, and of jobs of the version before. No foreign key: it
+# would be checked for each row.
 request_body = sa.Table(
     "request_body",
     metadata,
@@ -270,6 +284,9 @@ micro_batch_tokens = sa.Table(
         autoincrement=False,
     ),
     sa.Column("token_ids", sa.LargeBinary, nullable=False),
+    # A pack of what workers need of the bodies, in the order of the requests in `token_ids`. Null:
+    # they read the bodies.
+    sa.Column("asked", sa.LargeBinary),
     postgresql_with=storage.SOON_DELETED,
 )
 
@@ -281,7 +298,7 @@ result = sa.Table(
     sa.Column("job_id", sa.String(64), nullable=False),
     sa.Column("row_index", sa.BigInteger, nullable=False),
     sa.Column("status_code", sa.Integer, nullable=False),
-    sa.Column("body", sa.Text),
+    sa.Column("body", sa.Text),  # null also where it is in a pack
     sa.Column("error_code", sa.String(64)),
     sa.Column("error_message", sa.Text),
     sa.Column("error_param", sa.Text),
@@ -293,6 +310,10 @@ result = sa.Table(
     sa.Column("created_at", UtcDateTime, nullable=False),
     sa.Column("reused", state_column(Reuse)),  # null: computed for this request
     sa.Column("landing", sa.BigInteger),  # token of its landing; null: of the version before
+    # Of a body in a pack: the pack, its place there, and its length in bytes.
+    sa.Column("pack_id", BigId),
+    sa.Column("pack_place", sa.SmallInteger),
+    sa.Column("body_bytes", sa.BigInteger),
     sa.Index(None, "job_id", "row_index"),
     # Failures are few: this finds them without a scan of the successes.
     sa.Index(
@@ -302,6 +323,16 @@ result = sa.Table(
         sqlite_where=sa.text("error_code IS NOT NULL"),
         postgresql_where=sa.text("error_code IS NOT NULL"),
     ),
+    postgresql_with=storage.KEPT,
+)
+
+# Bodies of answers that landed together.
+answer_pack = sa.Table(
+    "answer_pack",
+    metadata,
+    # The lowest request whose answer is in it. A request has one answer, so the id is unique.
+    sa.Column("id", BigId, primary_key=True, autoincrement=False),
+    sa.Column("packed", sa.LargeBinary, nullable=False),
     postgresql_with=storage.KEPT,
 )
 

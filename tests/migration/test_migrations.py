@@ -314,6 +314,28 @@ def test_taking_the_tables_of_bodies_back_keeps_what_was_asked(engine: sa.Engine
     assert states == [(done.id, "done"), (waiting.id, "replanned")]
 
 
+def test_taking_packs_back_keeps_what_was_asked_and_answered(engine: sa.Engine) -> None:
+    opened = Store(engine.url.render_as_string(hide_password=False))
+    opened.migrate()
+    job_id, (done, _) = planned(opened, 7, each=5)
+    claimed = claim(opened, done)
+    assert opened.leases.finish(done.id, done.epoch, "worker", answers(claimed))
+    opened.close()
+    revert(engine.url, "0038")
+    with engine.connect() as connection:
+        bodies = connection.scalars(sa.text("SELECT body FROM request_body ORDER BY request_id"))
+        assert [load_body(body)["prompt"] for body in bodies] == ["a"] * 7
+        bodies = connection.scalars(sa.text("SELECT body FROM result ORDER BY row_index"))
+        assert list(bodies) == [f'{{"text":"answer to row-{n}"}}' for n in range(5)]
+    migrate(engine.url)
+    opened = Store(engine.url.render_as_string(hide_password=False))
+    texts = [record.body and record.body["text"] for record in opened.results.read(job_id)]
+    assert texts == [f"answer to row-{n}" for n in range(5)]
+    (waiting,) = opened.planning.dispatchable(9)
+    assert [one.body["prompt"] for one in claim(opened, waiting).requests] == ["a"] * 2
+    opened.close()
+
+
 def test_upgrading_again_changes_nothing(store: Store) -> None:
     store.heartbeats.beat("worker", ComputeSeconds(engine_s=2.0, load_s=1.0))
     written = store.heartbeats.of_lease_holders(), store.heartbeats.compute_seconds()

@@ -1,0 +1,35 @@
+"""Texts of which a pack of rows takes about what real Korean texts take.
+
+Words of one to five syllables are drawn by Zipf's law out of a vocabulary that is drawn as well,
+and some words are drawn anew. By zstd's level 3, 250 texts of 400 characters take 0.40 of their
+bytes; film reviews of that length (NSMC) take 0.41, and texts that repeat each other a twentieth.
+"""
+
+import random
+from collections.abc import Iterator
+from itertools import accumulate
+
+_SYLLABLES = 1_200
+_WORDS = 12_000
+_RARE = 0.25
+"""The share of words that are drawn anew, as names, endings and misspellings are."""
+_HANGUL = 0xAC00
+_HANGUL_SYLLABLES = 11_172
+
+
+def drawn_texts(count: int, characters: int, seed: int = 0) -> Iterator[str]:
+    """`count` texts of so many characters; the same for the same seed."""
+    rng = random.Random(seed)
+    alphabet = [chr(_HANGUL + rng.randrange(_HANGUL_SYLLABLES)) for _ in range(_SYLLABLES)]
+    usual = list(accumulate(1 / (place + 4) for place in range(_SYLLABLES)))
+
+    def word() -> str:
+        length = rng.choices((1, 2, 3, 4, 5), (10, 30, 30, 20, 10))[0]
+        return "".join(rng.choices(alphabet, cum_weights=usual, k=length))
+
+    words = [word() for _ in range(_WORDS)]
+    often = list(accumulate(1 / (place + 4) for place in range(_WORDS)))
+    for _ in range(count):
+        drawn = rng.choices(words, cum_weights=often, k=characters // 2)
+        text = " ".join(word() if rng.random() < _RARE else one for one in drawn)
+        yield text[:characters]
