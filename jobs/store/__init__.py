@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from nightjar.jobs.store.accounts import Accounts
 from nightjar.jobs.store.appending import Appending
+from nightjar.jobs.store.awaiting import PlannedTo
 from nightjar.jobs.store.backlog import Backlog
 from nightjar.jobs.store.batch_work import BatchWork
 from nightjar.jobs.store.batches import Batches
@@ -67,6 +68,7 @@ class Store:
         appending: Open jobs: makes them, appends rows, seals them.
         live: Single calls: submits them, finds those that have ended, purges old ones.
         backlog: Requests that wait to be planned.
+        planned_to: Finds rows that wait and were passed over.
         planning: Stores plans; micro-batches to dispatch.
         planners: Which planners live, and the rows that each plans now.
         replanning: Takes plans for another model apart.
@@ -133,6 +135,7 @@ class Store:
         self.appending = Appending(database, outcomes, self.quotas)
         self.live = LiveCalls(database, self.quotas)
         self.backlog = Backlog(database, outcomes)
+        self.planned_to = PlannedTo(database)
         self.planning = Planning(database, outcomes)
         self.planners = Planners(database)
         self.replanning = Replanning(database)

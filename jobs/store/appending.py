@@ -12,6 +12,7 @@ from sqlalchemy.engine import Connection
 from nightjar.jobs.append_records import MOST_ROWS_AHEAD, Appended
 from nightjar.jobs.errors import AppendPlaceError, LifecycleError, QuotaError, UnknownJobError
 from nightjar.jobs.records import Job, NewJob, NewRequest, RejectedRow
+from nightjar.jobs.store.awaiting import raise_planned_to
 from nightjar.jobs.store.common import OPEN_JOBS, AnyRow
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.following import follow_equals, has_equals
@@ -146,6 +147,7 @@ class Appending:
                 append_digest=digest,
             )
         )
+        raise_planned_to(connection, job_id)  # the first new row may be rejected, or follow another
         return Appended(first + count, landing.rejected)
 
     def seal(self, job_id: str, rows: int | None = None) -> Job:

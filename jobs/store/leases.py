@@ -22,7 +22,8 @@ from nightjar.jobs.store.bodies import load_body
 from nightjar.jobs.store.body_rows import Bodies, Row
 from nightjar.jobs.store.common import FAULT_STATUS, REF_COLUMNS, AnyRow, now, set_running
 from nightjar.jobs.store.database import Database
-from nightjar.jobs.store.holding import MEMBERS, HeldLeases, hold, hold_all, unfinished
+from nightjar.jobs.store.holding import HeldLeases, hold, hold_all
+from nightjar.jobs.store.membership import MEMBERS, unfinished
 from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.segments import unpack_segments
 from nightjar.jobs.store.tables import (
@@ -174,8 +175,7 @@ class Leases:
             if leased is None:
                 return False
             results = [
-                NewResult(id_, FAULT_STATUS, None, error)
-                for id_ in unfinished(connection, micro_batch_id, leased.job_id)
+                NewResult(id_, FAULT_STATUS, None, error) for id_ in unfinished(connection, leased)
             ]
             self._held.end(connection, leased, results, MicroBatchState.DONE)
             return True
@@ -216,9 +216,10 @@ class Leases:
         return self._outcomes.write(work)
 
     def _claimed(self, connection: Connection, leased: AnyRow) -> ClaimedMicroBatch:
-        key = {"micro_batch": leased.id, "of_job": leased.job_id}
-        rows = connection.execute(_CLAIMED_REQUESTS, key).all()
         held = {} if leased.token_ids is None else unpack_token_ids(leased.token_ids)
+        members = list(held) or list(unfinished(connection, leased))
+        key = {"micro_batch": leased.id, "of_job": leased.job_id, "members": members}
+        rows = connection.execute(_CLAIMED_REQUESTS, key).all()
         asked = unpack_asked(leased.asked, held)
         if not asked:  # of a planner of the version before
             wanted = sorted(

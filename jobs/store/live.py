@@ -105,6 +105,7 @@ class LiveCalls:
         """
         job_row = job_values(new_job, job_id, total=1)
         job_row |= {"live": True, "rank_at": job_row["created_at"] - _AHEAD}
+        job_row["planned_to"] = 0 if planned is None else 1
         asked = dump_body(with_own_content_key(body, new_job.tenant))
         needed = None if planned is None else pack_asked([planned.encoded])
         row: dict[str, Any] = {

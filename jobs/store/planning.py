@@ -17,6 +17,7 @@ from nightjar.jobs.records import (
     RequestError,
 )
 from nightjar.jobs.states import MicroBatchState
+from nightjar.jobs.store.awaiting import raise_planned_to
 from nightjar.jobs.store.bulk import BulkInsert, BulkUpdate
 from nightjar.jobs.store.common import (
     FAULT_STATUS,
@@ -35,7 +36,6 @@ from nightjar.jobs.store.plans import (
 from nightjar.jobs.store.precedence import several_tenants
 from nightjar.jobs.store.ready import in_rank_order, models_with_ready
 from nightjar.jobs.store.tables import (
-    NO_TOKENS,
     READY_LIVE,
     job,
     micro_batch,
@@ -95,7 +95,6 @@ class Planning:
         self._join_requests = BulkUpdate(database, request, MEMBERSHIP)
         columns = [column.name for column in micro_batch_tokens.c]
         self._insert_tokens = BulkInsert(database, micro_batch_tokens, columns)
-        self._mark_settled = BulkUpdate(database, request, ("segments",))
 
     def save_plan(
         self,
@@ -151,16 +150,10 @@ class Planning:
                 set_running(connection, job_id)
             landing = [item for item in known if item.request_id in indexes]
             self._outcomes.land(connection, job_id, landing, indexes)
-            # Not those that failed through a fault of Nightjar: they may be retried.
-            over = [
-                item
-                for item in landing
-                if item.error is None or item.status_code == REJECTED_STATUS
-            ]
-            self._mark_settled.run(connection, [(NO_TOKENS, item.request_id) for item in over])
             if indexes:
                 key = {"of_job": job_id, "lowest": min(indexes.values())}
                 connection.execute(_PLANNED, key)
+                raise_planned_to(connection, job_id)
             return refs
 
         return self._outcomes.write(work)

@@ -28,6 +28,7 @@ from nightjar.jobs.errors import (
 )
 from nightjar.jobs.records import AGEING_S, NewJob, NewRequest, RejectedRow
 from nightjar.jobs.states import JobState
+from nightjar.jobs.store.awaiting import raise_planned_to
 from nightjar.jobs.store.common import TOKEN_COUNTS, now
 from nightjar.jobs.store.database import Database, translated_errors
 from nightjar.jobs.store.following import COUNTED_STATES, follow_equals, has_equals
@@ -192,6 +193,8 @@ class Submission:
     def _count(self, rows: StagedRows, total: int) -> None:
         self.rejected = rows.rejected
         self.accepted = total - rows.rejected
+        if rows.rejected:  # maybe the first one
+            raise_planned_to(self._connection, self.job_id)
 
     def _insert_job(self, total: int) -> bool:
         """Insert the job; False if another submission with its key or its id came first."""

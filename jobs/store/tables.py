@@ -79,6 +79,8 @@ job = sa.Table(
     sa.Column("traceparent", sa.String(55)),
     # An open job: it may get more rows, and does not end before it is sealed.
     sa.Column("takes_rows", sa.Boolean, nullable=False, server_default=sa.false()),
+    # Rows before this one are planned or over (`jobs/store/awaiting.py`).
+    sa.Column("planned_to", sa.BigInteger, nullable=False, server_default="0"),
     # Digest of the rows that were appended last, so that they are not appended twice.
     sa.Column("append_digest", sa.String(64)),
     # For listings: the jobs of one tenant, newest first.
@@ -191,16 +193,6 @@ micro_batch = sa.Table(
 # of states leads to the leases of every worker.
 IS_LEASED = sa.text("micro_batch.state || '' = 'leased'")
 
-# What may wait for planning: a row that is in no micro-batch and follows no other. A row that the
-# planner refused, or whose answer it knew, has the mark NO_TOKENS. The condition does not name the
-# state: when a row ends, only its state changes. PostgreSQL then updates no index, as long as no
-# index or its condition names the state.
-UNPLANNED = sa.text(
-    "micro_batch_id IS NULL AND leader_id IS NULL AND kind IS NOT NULL"
-    " AND (segments IS NULL OR length(segments) > 0)"
-)
-NO_TOKENS = b""
-
 request = sa.Table(
     "request",
     metadata,
@@ -213,8 +205,8 @@ request = sa.Table(
     # Only of rows that an API of two versions before has submitted.
     sa.Column("body", sa.Text),
     sa.Column("state", state_column(RequestState), nullable=False),
-    sa.Column("micro_batch_id", sa.ForeignKey("micro_batch.id"), index=True),
-    # NO_TOKENS, or what a planner of the version before has written; see `micro_batch_tokens`.
+    sa.Column("micro_batch_id", sa.ForeignKey("micro_batch.id")),
+    # What a planner of two versions before has written; see `micro_batch_tokens`.
     sa.Column("segments", sa.LargeBinary),
     sa.Column("prompt_vector", sa.Text),  # "name@version": save_plan writes it, claim returns it
     sa.Column("adapter", sa.Text),  # the same of a LoRA adapter
@@ -229,14 +221,8 @@ request = sa.Table(
         sqlite_where=sa.text("kind IS NOT NULL"),
         postgresql_where=sa.text("kind IS NOT NULL"),
     ),
-    # For planning: holds only the backlog, so that it stays small and cheap.
-    sa.Index(
-        "ix_request_unplanned",
-        "job_id",
-        "row_index",
-        sqlite_where=UNPLANNED,
-        postgresql_where=UNPLANNED,
-    ),
+    # SQLite looks here for requests of a micro-batch that is deleted.
+    sa.Index("ix_request_micro_batch_id", "micro_batch_id").ddl_if(dialect="sqlite"),
     # For landing: empty unless a job has equal requests.
     sa.Index(
         "ix_request_following",

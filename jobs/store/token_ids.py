@@ -60,6 +60,23 @@ def pack_token_ids(requests: Mapping[int, Segments]) -> bytes:
     return header + b"".join(map(_little_endian, parts))
 
 
+def bytes_of_list(requests: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+    """How many of the first bytes `unpack_ids` needs for so many requests."""
+    return requests * 8 + _HEADER.size
+
+
+def unpack_ids(data: bytes) -> list[int]:
+    """The requests whose token ids `pack_token_ids` wrote; raises StoreError if damaged."""
+    try:
+        _, requests, _ = _HEADER.unpack_from(data)
+        found = _values("q", data[_HEADER.size : _HEADER.size + 8 * requests])
+    except (struct.error, ValueError) as error:
+        raise StoreError(f"{len(data)} bytes are no list of requests") from error
+    if len(found) != requests:
+        raise StoreError("a list of requests is cut off")
+    return found
+
+
 def unpack_token_ids(data: bytes) -> dict[int, list[list[int]]]:
     """Read what `pack_token_ids` wrote; raises StoreError if the bytes are damaged."""
     try:

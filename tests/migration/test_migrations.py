@@ -120,9 +120,6 @@ def test_partial_indexes_are_made_as_described(engine: sa.Engine) -> None:
     assert len(described) >= 10
     assert set(made) == described
     assert "kind IS NOT NULL" in str(made["uq_request_job_id_custom_id"])
-    assert "state" not in str(made["ix_request_unplanned"])
-    assert "micro_batch_id IS NULL" in str(made["ix_request_unplanned"])
-    assert "leader_id IS NULL" in str(made["ix_request_unplanned"])
     assert "leader_id IS NOT NULL" in str(made["ix_request_following"])
     assert "error_code IS NOT NULL" in str(made["ix_result_failures"])
     assert "ready" in str(made["ix_micro_batch_ready"])
@@ -388,7 +385,7 @@ def test_an_index_is_built_while_others_write(postgres_url: str) -> None:
         connection.execute(JOB, {"id": "known"})
     with ThreadPoolExecutor(1) as pool, engine.connect() as uploading, engine.connect() as worker:
         uploading.execute(REQUEST, {"id": "known", "row": 1})
-        migrating = pool.submit(migrate, url)
+        migrating = pool.submit(migrate, url, "0038")  # a later revision drops it
 
         def building() -> bool:
             worker.rollback()  # a transaction sees the activity that it saw first
@@ -422,7 +419,7 @@ def test_an_index_whose_build_was_interrupted_is_built_anew(postgres_url: str) -
     ):
         connection.execute(building)
     assert not indexes_of_requests(engine)["ix_request_unplanned"]
-    migrate(url)
+    migrate(url, "0038")  # a later revision drops it
     assert all(indexes_of_requests(engine).values())
     assert "ix_request_queued" not in indexes_of_requests(engine)
     unique = {found["name"]: found["unique"] for found in sa.inspect(engine).get_indexes("request")}

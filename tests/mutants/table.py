@@ -107,7 +107,10 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/batches.py": _integration("ingest", "api_batches", "batch_keys"),
     "jobs/store/bodies.py": _unit("store_bodies"),
     "jobs/store/answer_packs.py": _store("packs", "retention"),
+    "jobs/store/awaiting.py": _store("awaiting", "planning"),
     "jobs/store/body_rows.py": _store("packs", "token_ids", "submission", "retention"),
+    "jobs/store/listed.py": _store("membership", "planning"),
+    "jobs/store/membership.py": _store("membership", "leases", "stopping"),
     "jobs/store/packs.py": ["tests/unit/test_packs.py", *_store("packs")],
     "jobs/store/bulk.py": _store("bulk", "submission", "stopping"),
     "jobs/store/common.py": [
