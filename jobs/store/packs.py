@@ -1,8 +1,8 @@
 """Packs: texts that are stored together, compressed by zstd.
 
-Rows of one job are alike, so that 250 of them together take a third of what they take alone. A pack
-is one value of the database: a text of it costs no index entry, no row's header and no record of
-the log of its own.
+Rows of one job are alike, so that a thousand of them together take a third of what they take alone.
+A pack is one value of the database: a text of it costs no index entry, no row's header and no
+record of the log of its own.
 """
 
 import threading
@@ -12,8 +12,8 @@ import zstandard
 
 from nightjar.jobs.errors import StoreError
 
-MOST_TEXTS = 250
-MOST_BYTES = 256 * 1024
+MOST_TEXTS = 1_000
+MOST_BYTES = 1 << 20
 """Of the texts, before compression. Who wants one text of a pack decompresses all of them."""
 
 _LEVEL = 3

@@ -36,30 +36,30 @@ def rows_of(store: Store, table: sa.Table) -> list[sa.Row]:
 def test_a_job_has_a_pack_for_its_rows(store: Store) -> None:
     job_id = submit(store, bodies(packs.MOST_TEXTS + 2))
     found = rows_of(store, body_pack)
-    assert [(row.first_row, row.rows) for row in found] == [(0, 250), (250, 2)]
+    assert [(row.first_row, row.rows) for row in found] == [(0, 1_000), (1_000, 2)]
     assert {(row.job_id, row.part) for row in found} == {(job_id, part_of_job(job_id))}
-    queued = store.backlog.queued_requests(job_id, 999)
-    assert [one.body["prompt"].split()[0] for one in queued] == [str(n) for n in range(252)]
+    queued = store.backlog.queued_requests(job_id, 9_999)
+    assert [one.body["prompt"].split()[0] for one in queued] == [str(n) for n in range(1_002)]
     assert sum(one.size for one in queued) == sum(row.bytes for row in found)
     assert rows_of(store, request_body) == []
 
 
 def test_rows_are_read_from_the_middle_of_packs(store: Store) -> None:
-    job_id = submit(store, bodies(700))
-    within = PlanningRange(job_id, 240, 510, is_lowest=True)
-    queued = store.backlog.queued_requests(job_id, 999, within=within)
-    assert [one.index for one in queued] == list(range(240, 510))
+    job_id = submit(store, bodies(2_100))
+    within = PlanningRange(job_id, 990, 2_010, is_lowest=True)
+    queued = store.backlog.queued_requests(job_id, 9_999, within=within)
+    assert [one.index for one in queued] == list(range(990, 2_010))
     assert all(one.body["prompt"].startswith(f"{one.index} ") for one in queued)
-    some = [queued[at].id for at in (269, 0, 12)]
+    some = [queued[at].id for at in (1_019, 0, 12)]
     assert [store.previews.asked(some)[id_]["prompt"].split()[0] for id_ in some] == [
-        *("509", "240", "252")
+        *("2009", "990", "1002")
     ]
 
 
 def test_no_more_packs_are_read_than_the_bytes_allow(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job_id = submit(store, bodies(40, 20_000))  # 13 rows a pack
+    job_id = submit(store, bodies(40, 80_000))  # 13 rows a pack
     assert [row.rows for row in rows_of(store, body_pack)] == [13, 13, 13, 1]
     unpacked: list[bytes] = []
 
@@ -68,9 +68,9 @@ def test_no_more_packs_are_read_than_the_bytes_allow(
         return packs.unpack(packed)
 
     monkeypatch.setattr(body_rows, "unpack", unpack)
-    assert len(store.backlog.queued_requests(job_id, 40, 100_000)) == 4
+    assert len(store.backlog.queued_requests(job_id, 40, 400_000)) == 4
     assert len(unpacked) == 1
-    assert len(store.backlog.queued_requests(job_id, 40, 600_000)) == 29
+    assert len(store.backlog.queued_requests(job_id, 40, 2_400_000)) == 29
     assert len(unpacked) == 1 + 3  # the pack in which the limit lies is cut
     assert len(store.backlog.queued_requests(job_id, 40, 1)) == 1
 
