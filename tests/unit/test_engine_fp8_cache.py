@@ -1,8 +1,10 @@
-"""An engine with keys and values in FP8: answers do not depend on company, cuts or the host tier."""
+"""An engine with keys and values in FP8: no answer depends on company, cuts or the host tier."""
 
 import pytest
 import torch
 
+from nightjar.compute_config import ComputeConfig, precision_with_cache, without_cache
+from nightjar.gpu_worker.compute.model_engine import open_engine
 from nightjar.gpu_worker.engine import (
     BeamSearch,
     Engine,
@@ -13,6 +15,8 @@ from nightjar.gpu_worker.engine import (
     SamplingParams,
 )
 from nightjar.gpu_worker.models import KVTensors, load_model
+from nightjar.gpu_worker.shards.process import GroupMember
+from nightjar.gpu_worker.shards.startup import StartUp
 from tests.engines import drain, generate, ids, load_always, run
 from tests.shards import answers, assert_same, every_kind, thread_ranks
 
@@ -142,3 +146,21 @@ def test_every_rank_of_a_split_model_keeps_its_heads_in_fp8(directory, token_byt
         assert engine.cache.scales.keys.shape == engine.cache.keys.shape[:-1]
         found = answers(model, token_bytes, asked, fp8_cache=True)
     assert_same(found, expected, 2e-3)
+
+
+def test_an_engine_as_a_worker_opens_it_names_its_cache(directory, caplog):
+    config = ComputeConfig(directory.path, dtype="fp32", kv_cache_dtype="fp8")
+    start = StartUp(config, pipe=0)
+    engine, precision = open_engine(start, GroupMember.of(start), directory, directory.tokenizer())
+    assert precision == "fp32+fp8-kv"
+    assert engine.cache.scales is not None
+    assert "attention is slower" in caplog.text
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16+plan-1f0c2a7e"])
+def test_a_precision_is_named_with_its_cache(precision):
+    narrow = precision_with_cache(precision, "fp8")
+    assert narrow != precision
+    assert without_cache(narrow) == (precision, "fp8")
+    assert precision_with_cache(precision, "auto") == precision
+    assert without_cache(precision) == (precision, "auto")
