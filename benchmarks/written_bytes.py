@@ -8,6 +8,7 @@ first, so that images of whole pages are counted as at the beginning of a night.
 What is stored is without the token ids of rows that have ended: vacuum gives their room back.
 """
 
+import re
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ CHARACTERS = 400
 TOKENS = 200
 MODEL = "f" * 64
 OWNER = "worker"
+_PARTITION = re.compile(r"_p\d+$")  # that of today holds all rows
 _SOON_DELETED = ("micro_batch_tokens",)
 _WRITTEN = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
 _SIZES = """
@@ -79,11 +81,16 @@ def measure(args: Namespace, folder: Path) -> Figures:
             job_id = submit(store, texts, merge_equal=False)
         compute(store, log, job_id, args.model, texts)
         tables = {
-            name: {"bytes": round(size / args.rows, 1), "indexes": round(indexes / args.rows, 1)}
+            _PARTITION.sub("", name): {
+                "bytes": round(size / args.rows, 1),
+                "indexes": round(indexes / args.rows, 1),
+            }
             for name, size, indexes in admin.exec_driver_sql(_SIZES)
             if size > 4 * args.rows
         }
-        hot = {name: round(share, 3) for name, share in admin.exec_driver_sql(_HOT)}
+        hot = {
+            _PARTITION.sub("", name): round(share, 3) for name, share in admin.exec_driver_sql(_HOT)
+        }
     steps = {name: round(count / args.rows, 1) for name, count in log.bytes.items()}
     stored = sum(table["bytes"] for name, table in tables.items() if name not in _SOON_DELETED)
     return {
