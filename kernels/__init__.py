@@ -5,7 +5,7 @@ C++ (`native/`) or CUDA (`cuda/`).  No other room imports a backend; `device.py`
 """
 
 from nightjar.kernels.embedding import embed, tied_table
-from nightjar.kernels.heads import CacheWrite, HeadNorms, Rotation
+from nightjar.kernels.heads import CacheScales, CacheWrite, HeadNorms, Rotation
 from nightjar.kernels.layers import chained
 from nightjar.kernels.layout import (
     Branch,
@@ -81,6 +81,7 @@ __all__ = [
     "Added",
     "Branch",
     "BranchLayout",
+    "CacheScales",
     "CacheWrite",
     "Chunk",
     "ChunkLayout",

@@ -34,15 +34,29 @@ class Rotation:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheScales:
+    """The scales of a cache in FP8, one for each position of a head: see reference/fp8_rows.py.
+
+    The cache itself, [blocks, Hkv, S, D], is uint8 then: bytes of e4m3 numbers.
+    keys, values: uint8[blocks, Hkv, S] of one layer; an exponent e is the factor 2 ** (e - 127),
+    and 0 is the factor 0.
+    """
+
+    keys: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class CacheWrite:
     """Where keys and values are written.
 
     keys, values: [blocks, Hkv, S, D] of one layer, or for `run_layers` of all layers, [layers,
     blocks, Hkv, S, D].  blocks, offsets: int64[C], block and offset of the first C rows.  On a GPU
-    a row with block -1 is not written.
+    a row with block -1 is not written.  scales: of a cache in FP8, else None.
     """
 
     keys: Tensor
     values: Tensor
     blocks: Tensor
     offsets: Tensor
+    scales: CacheScales | None = None

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Literal
 
 Dtype = Literal["auto", "fp64", "fp32", "bf16", "fp16", "int8"]
+KVCacheDtype = Literal["auto", "fp8"]
+"""Of keys and values; "auto": that of the model's precision."""
 EngineKind = Literal["model", "fake"]
 Verify = Literal["auto", "off"]
 """Whether a model that was never verified is verified quickly at its first start."""
@@ -31,6 +33,7 @@ CUDA_SWITCHES = ("cuda_graphs", "cuda_prefetch", "cuda_small_products", "cuda_fu
 class ComputeConfig:
     """One model and how it is computed.
 
+    kv_cache_dtype: "fp8" keeps keys and values in FP8.
     kv_cache_bytes: Memory for keys and values, of each rank. None means `gpu_memory_share` of what
         the model leaves free on a GPU, and the engine's default on a CPU.
     host_cache_bytes: Host memory for keys and values that the cache has no room for; 0 for none.
@@ -51,6 +54,7 @@ class ComputeConfig:
     model: Path
     dtype: Dtype = "auto"
     device: str = "cpu"
+    kv_cache_dtype: KVCacheDtype = "auto"
     kv_cache_bytes: int | None = None
     gpu_memory_share: float = 0.85
     host_cache_bytes: int = 0
@@ -93,6 +97,23 @@ class ComputeConfig:
     def switched_off(self) -> list[str]:
         """The fields of CUDA_SWITCHES that are off."""
         return [name for name in CUDA_SWITCHES if not getattr(self, name)]
+
+
+_FP8_CACHE = "+fp8-kv"
+
+
+def precision_with_cache(precision: str, cache: KVCacheDtype) -> str:
+    """Return how results name a precision: with the dtype of keys and values, if it is not its own.
+
+    An answer from a cache in FP8 is then never taken for one from a whole cache.
+    """
+    return precision + _FP8_CACHE if cache == "fp8" else precision
+
+
+def without_cache(precision: str) -> tuple[str, KVCacheDtype]:
+    """Undo `precision_with_cache`."""
+    plain = precision.removesuffix(_FP8_CACHE)
+    return plain, "auto" if plain == precision else "fp8"
 
 
 def usable_cores() -> int:

@@ -1,5 +1,6 @@
 """Builds the engine of a compute process, which is alone or rank 0 of several."""
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -9,7 +10,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from nightjar.checkpoints import PROMPT_TOKEN, ModelDirectory, Tokenizer
-from nightjar.compute_config import ComputeConfig
+from nightjar.compute_config import ComputeConfig, precision_with_cache
 from nightjar.gpu_worker.engine import EngineConfig
 from nightjar.gpu_worker.engine.errors import CannotComputeError
 from nightjar.gpu_worker.engine.gpu_memory import cache_budget
@@ -25,6 +26,8 @@ from nightjar.gpu_worker.shards.rank_zero import RankZero
 from nightjar.gpu_worker.shards.startup import StartUp
 from nightjar.gpu_worker.shards.switches import apply_switches
 from nightjar.kernels.device import DeviceError, use_device, warm_up
+
+logger = logging.getLogger(__name__)
 
 GPU_RUNNING = 256
 """Sequences that decode together: a step reads the weights once for all of them."""
@@ -63,6 +66,8 @@ def open_engine(
         dtype = chosen_dtype() if device == "cpu" else "bf16"
     if device == "cpu" and config.kv_cache_bytes is not None:
         _require_memory(config.kv_cache_bytes * member.ranks)
+    if config.kv_cache_dtype == "fp8":
+        _check_fp8_cache(device)
     load = _loader(start, member, directory, device)
     try:
         engine = build_engine(config, directory, tokenizer, load, dtype=dtype, device=device)
@@ -72,7 +77,8 @@ def open_engine(
             "uses it, take a GPU with more, split the model with --shards, or lower "
             f"NIGHTJAR_KV_CACHE_BYTES if it is set ({error})"
         ) from error
-    return engine, planned_precision(directory, dtype)
+    precision = planned_precision(directory, dtype)
+    return engine, precision_with_cache(precision, config.kv_cache_dtype)
 
 
 def build_engine(
@@ -106,6 +112,7 @@ def build_engine(
     model = load(dtype)
     engine_config = EngineConfig(
         banned_token_ids=(*tokenizer.padding_ids, *(() if prompt_id is None else (prompt_id,))),
+        fp8_cache=config.kv_cache_dtype == "fp8",
         host_cache_bytes=config.host_cache_bytes,
         window_steps=config.window_steps,
         cuda_graphs=config.cuda_graphs,
@@ -134,6 +141,24 @@ def kv_cache_bytes(config: ComputeConfig, device: str, elsewhere: Sequence[int] 
     if config.kv_cache_bytes is None and device != "cpu":
         return cache_budget(device, config.gpu_memory_share, elsewhere)
     return config.kv_cache_bytes
+
+
+def _check_fp8_cache(device: str) -> None:
+    """Say what keys and values in FP8 cost on this device.
+
+    Raises:
+        CannotComputeError: The device has no kernels for them.
+    """
+    if device != "cpu":
+        raise CannotComputeError(
+            f"device {device}: there are no kernels for keys and values in FP8; set "
+            "NIGHTJAR_KV_CACHE_DTYPE=auto"
+        )
+    logger.warning(
+        "keys and values are in FP8: on a CPU they save memory, and attention is slower, because "
+        "torch computes it",
+        extra={"action": "fp8_cache_on_cpu"},
+    )
 
 
 def _require_memory(kv_cache_bytes: int) -> None:

@@ -19,6 +19,7 @@ class EngineConfig:
     window_steps: decode steps that a GPU takes without the host; 1: the host reads every step.
     cuda_graphs: launch those steps as CUDA graphs.
     kv_cache_bytes: memory for keys and values; never exceeded.
+    fp8_cache: keep keys and values in FP8, in about half of FP16's memory.
     host_cache_bytes: host memory for keys and values that the cache has no room for; pinned where
     there is a GPU; never exceeded, 0 for none.
     banned_token_ids: ids that are never sampled.
@@ -30,6 +31,7 @@ class EngineConfig:
     max_step_tokens: int = 2048
     block_size: int = 32
     kv_cache_bytes: int = CPU_CACHE_BYTES
+    fp8_cache: bool = False
     host_cache_bytes: int = ComputeConfig.host_cache_bytes
     banned_token_ids: tuple[int, ...] = ()
     eos_token_ids: tuple[int, ...] | None = None

@@ -64,7 +64,9 @@ class Engine:
             raise ValueError(
                 f"token_bytes has {len(token_bytes)} entries, the model {model_config.vocab_size}"
             )
-        self.cache = model.allocate_cache(cache_blocks(model, config), config.block_size)
+        self.cache = model.allocate_cache(
+            cache_blocks(model, config), config.block_size, fp8=config.fp8_cache
+        )
         self.tier = host_tier(model, self.cache, config)
         self.pool = BlockPool(self.cache.keys.shape[1], config.block_size, self.tier)
         step_blocks = config.max_step_tokens // config.block_size

@@ -12,7 +12,8 @@ RESCUE_CACHE_BYTES = 4 << 30
 
 def block_bytes(model: Decoder, config: EngineConfig) -> int:
     """Return the bytes of one block's keys and values, all layers together."""
-    return KVTensors.block_bytes(model.config, config.block_size, model.cache_dtype)
+    sizes = model.config, config.block_size, model.cache_dtype
+    return KVTensors.block_bytes(*sizes, fp8=config.fp8_cache)
 
 
 def cache_blocks(model: Decoder, config: EngineConfig) -> int:
@@ -32,7 +33,8 @@ def rescue_config(model: Decoder, config: EngineConfig, blocks: int) -> EngineCo
     """Return the settings of an engine over a more precise model, with as many blocks as the first.
 
     What fits the first engine then fits this one. The memory is bounded, because a GPU's cache may
-    be larger than the host's memory.
+    be larger than the host's memory. Keys and values are not in FP8.
     """
+    config = replace(config, fp8_cache=False, host_cache_bytes=0)
     cache_bytes = min(blocks * block_bytes(model, config), RESCUE_CACHE_BYTES)
-    return replace(config, kv_cache_bytes=cache_bytes, host_cache_bytes=0)
+    return replace(config, kv_cache_bytes=cache_bytes)

@@ -194,33 +194,41 @@ class _Events:
 class HostMemory:
     """Slots of one block each in the host's memory, all layers of a block side by side.
 
-    packed: [slots, layers, 2, ...], the keys and the values of each layer.
+    packed: [slots, layers, 2, ...], the keys and the values of each layer, and for a cache in FP8
+    their scales in a second tensor of that form.
     """
 
     def __init__(self, cache: KVTensors, slots: int) -> None:
         self._cache = cache
-        self.layers, _, *block = cache.keys.shape
-        shape = (slots, self.layers, 2, *block)
-        self.packed = torch.empty(shape, dtype=cache.keys.dtype)
-        self.block_bytes = self.packed[0].numel() * self.packed.element_size()
+        self.layers = cache.keys.shape[0]
+        self.packed = [_slots(keys, slots) for keys, _ in cache.pairs]
+        self.block_bytes = sum(x[0].numel() * x.element_size() for x in self.packed)
         if cache.keys.is_cuda:
-            weakref.finalize(self, _unpin, _pin(self.packed), cache.keys.device)
+            for packed in self.packed:
+                weakref.finalize(self, _unpin, _pin(packed), cache.keys.device)
 
     def save(self, blocks: Tensor, slots: Tensor) -> None:
         """Copy blocks to slots."""
-        kernels.kv_pack(self._cache.keys, self._cache.values, blocks, self.packed, slots)
+        for (keys, values), packed in zip(self._cache.pairs, self.packed, strict=True):
+            kernels.kv_pack(keys, values, blocks, packed, slots)
 
     def load_layer(self, layer: int, blocks: Tensor, slots: Tensor) -> None:
         """Copy one layer of slots to blocks."""
         one = slice(layer, layer + 1)
-        keys, values = self._cache.keys[one], self._cache.values[one]
-        kernels.kv_unpack(keys, values, blocks, self.packed[:, one], slots)
+        for (keys, values), packed in zip(self._cache.pairs, self.packed, strict=True):
+            kernels.kv_unpack(keys[one], values[one], blocks, packed[:, one], slots)
 
     def indices(self, pairs: Pairs) -> tuple[Tensor, Tensor]:
         """Return blocks and slots, int64[n] each, on the cache's device; the host does not wait."""
         index = torch.tensor(pairs).T.contiguous()
         blocks, slots = kernels.upload(index, self._cache.keys.device).unbind(0)
         return blocks, slots
+
+
+def _slots(cache: Tensor, slots: int) -> Tensor:
+    """Make host memory for blocks of a cache [layers, blocks, ...]: [slots, layers, 2, ...]."""
+    layers, _, *block = cache.shape
+    return torch.empty((slots, layers, 2, *block), dtype=cache.dtype)
 
 
 def _pin(memory: Tensor) -> int:

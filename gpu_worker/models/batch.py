@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,7 +13,15 @@ from torch import Tensor
 
 from nightjar import kernels
 from nightjar.checkpoints import ModelConfig
-from nightjar.kernels import AdaptedRows, BranchLayout, ChunkLayout, PagedLayout, PagedTensors
+from nightjar.kernels import (
+    AdaptedRows,
+    BranchLayout,
+    CacheScales,
+    CacheWrite,
+    ChunkLayout,
+    PagedLayout,
+    PagedTensors,
+)
 
 
 class Arrivals(Protocol):
@@ -68,38 +77,76 @@ class TokenBatch:
 
 @dataclass(frozen=True, slots=True)
 class KVTensors:
-    """The paged cache of every layer: keys and values, each [layers, blocks, Hkv, S, D]."""
+    """The paged cache of every layer: keys and values, each [layers, blocks, Hkv, S, D].
+
+    scales: of a cache in FP8, whose keys and values are bytes; uint8[layers, blocks, Hkv, S] each
+    (see kernels.CacheScales).
+    """
 
     keys: Tensor
     values: Tensor
+    scales: CacheScales | None = None
 
     @staticmethod
     def allocate(
-        config: ModelConfig, blocks: int, block_size: int, dtype: torch.dtype, device: str
+        config: ModelConfig,
+        blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: str,
+        *,
+        fp8: bool = False,
     ) -> KVTensors:
-        """Allocate blocks of zeros; on the CPU memory is taken only when a block is used."""
-        shape = (config.n_layers, blocks, config.n_kv_heads, block_size, config.head_size)
-        return KVTensors(_zeros(shape, dtype, device), _zeros(shape, dtype, device))
+        """Allocate blocks of zeros; on the CPU memory is taken only when a block is used.
+
+        dtype: of keys and values, unless they are in FP8.
+        """
+        rows = (config.n_layers, blocks, config.n_kv_heads, block_size)
+        shape = (*rows, config.head_size)
+        if not fp8:
+            return KVTensors(_zeros(shape, dtype, device), _zeros(shape, dtype, device))
+        keys, values = (_zeros(shape, torch.uint8, device) for _ in range(2))
+        scales = CacheScales(*(_zeros(rows, torch.uint8, device) for _ in range(2)))
+        return KVTensors(keys, values, scales)
+
+    @property
+    def pairs(self) -> tuple[tuple[Tensor, Tensor], ...]:
+        """All tensors that hold blocks, [layers, blocks, ...]: of keys and of values each."""
+        both = self.keys, self.values
+        return (both,) if self.scales is None else (both, (self.scales.keys, self.scales.values))
+
+    def written(
+        self, blocks: Tensor, offsets: Tensor, layer: int | slice = slice(None)
+    ) -> CacheWrite:
+        """Return where the rows of a step go: of one layer, or of all."""
+        scales = self.scales
+        if scales is not None:
+            scales = CacheScales(scales.keys[layer], scales.values[layer])
+        return CacheWrite(self.keys[layer], self.values[layer], blocks, offsets, scales)
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """Copy blocks: (source, copy)."""
         if pairs:
             sources, copies = kernels.upload(torch.tensor(pairs), self.keys.device).unbind(1)
-            for tensor in (self.keys, self.values):
+            for tensor in chain.from_iterable(self.pairs):
                 tensor.index_copy_(1, copies, tensor.index_select(1, sources))
 
     def clear(self, blocks: list[int]) -> None:
         """Zero these blocks."""
         if blocks:
             index = kernels.upload(torch.tensor(blocks), self.keys.device)
-            self.keys.index_fill_(1, index, 0.0)
-            self.values.index_fill_(1, index, 0.0)
+            for tensor in chain.from_iterable(self.pairs):
+                tensor.index_fill_(1, index, 0)
 
     @staticmethod
-    def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-        """Bytes of one block over all layers, keys and values together."""
-        numbers = config.n_layers * config.n_kv_heads * block_size * config.head_size
-        return 2 * numbers * dtype.itemsize
+    def block_bytes(
+        config: ModelConfig, block_size: int, dtype: torch.dtype, *, fp8: bool = False
+    ) -> int:
+        """Bytes of one block over all layers, keys and values together, as `allocate` takes."""
+        rows = config.n_layers * config.n_kv_heads * block_size
+        scale = torch.uint8.itemsize
+        row = config.head_size + scale if fp8 else config.head_size * dtype.itemsize
+        return 2 * rows * row
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:

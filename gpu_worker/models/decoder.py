@@ -14,7 +14,6 @@ from nightjar.gpu_worker.models.batch import KVTensors, TokenBatch
 from nightjar.gpu_worker.models.rope import RopeTable
 from nightjar.kernels import (
     Added,
-    CacheWrite,
     HeadNorms,
     Layers,
     LayerWeights,
@@ -64,7 +63,10 @@ class Decoder:
         cache_dtype: torch.dtype,
         device: str,
     ) -> None:
-        """dtype: of activations and tables; cache_dtype: of keys and values, at most as wide."""
+        """dtype: of activations and tables; cache_dtype: of keys and values, at most as wide.
+
+        A cache in FP8 rounds them further.
+        """
         self.config = config
         layers, head = kernels.chained(weights.layers, weights.head)
         self.weights = replace(weights, layers=layers, head=head)
@@ -116,9 +118,10 @@ class Decoder:
         """Negative log-likelihood of targets[i] after hidden[rows[i]]: see kernels.token_nll."""
         return kernels.token_nll(hidden, self.weights.head, rows, targets)
 
-    def allocate_cache(self, blocks: int, block_size: int) -> KVTensors:
-        """Make an empty cache for `forward`."""
-        return KVTensors.allocate(self.config, blocks, block_size, self.cache_dtype, self.device)
+    def allocate_cache(self, blocks: int, block_size: int, *, fp8: bool = False) -> KVTensors:
+        """Make an empty cache for `forward`; fp8: of keys and values in FP8."""
+        shape = self.config, blocks, block_size, self.cache_dtype
+        return KVTensors.allocate(*shape, self.device, fp8=fp8)
 
     def _embed(self, batch: TokenBatch) -> Tensor:
         """Compute the residual stream before the first layer: float32[T, H]."""
@@ -144,7 +147,7 @@ class Decoder:
         if self._layers is None or batch.arrivals is not None:
             return 0
         count = len(self.weights.layers) - (not batch.wants_all)
-        write = CacheWrite(cache.keys, cache.values, batch.write_blocks, batch.write_offsets)
+        write = cache.written(batch.write_blocks, batch.write_offsets)
         done = kernels.run_layers(
             self._layers, count, residual, rotation, write, rows, batch.adapted
         )
@@ -224,9 +227,7 @@ class Decoder:
         """Compute the attention of one layer: qkv [T, (Hq + 2 Hkv) * D] -> [T, Hq * D]."""
         if batch.arrivals is not None:
             batch.arrivals.wait(index)
-        write = CacheWrite(
-            cache.keys[index], cache.values[index], batch.write_blocks, batch.write_offsets
-        )
+        write = cache.written(batch.write_blocks, batch.write_offsets, index)
         heads = qkv.view(qkv.shape[0], -1, self.config.head_size)
         scale = self.config.attention_scales[index]
         out = kernels.attend(heads, self._head_norms(index), rotation, write, rows, scale)

@@ -50,6 +50,7 @@ class Allocate(msgspec.Struct, frozen=True, tag=True):
     model: int
     blocks: int
     block_size: int
+    fp8: bool = False
 
 
 class Clear(msgspec.Struct, frozen=True, tag=True):

@@ -147,7 +147,8 @@ class Follower:
         """Make a model's cache; return why that failed, or None."""
         model = self._models[command.model]
         try:
-            cache = model.allocate_cache(command.blocks, command.block_size)
+            shape = command.blocks, command.block_size
+            cache = model.allocate_cache(*shape, fp8=command.fp8)
         except Exception as error:
             logger.exception("rank %d cannot make its cache", self._rank)
             return f"{type(error).__name__}: {error}"

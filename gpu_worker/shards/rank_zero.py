@@ -147,7 +147,7 @@ class RankZero:
             raise GroupLostError("another rank ended in a command that it was to answer") from error
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _RankZeroCache(KVTensors):
     """Rank 0's part of a cache; every rank copies and clears the same blocks."""
 
@@ -175,16 +175,18 @@ class _LeadingDecoder(ShardDecoder):
         self._rank_zero = rank_zero
         self._model = model
 
-    def allocate_cache(self, blocks: int, block_size: int) -> KVTensors:
+    def allocate_cache(self, blocks: int, block_size: int, *, fp8: bool = False) -> KVTensors:
         def make() -> KVTensors:
             try:
-                return super(_LeadingDecoder, self).allocate_cache(blocks, block_size)
+                return super(_LeadingDecoder, self).allocate_cache(blocks, block_size, fp8=fp8)
             except (MemoryError, RuntimeError) as error:  # torch's own is the latter
                 raise ShardError(f"rank 0 cannot make its cache: {error}") from error
 
-        command = Allocate(self._model, blocks, block_size)
+        command = Allocate(self._model, blocks, block_size, fp8)
         own, _ = self._rank_zero.ask(command, "make its cache", make)
-        return _RankZeroCache(own.keys, own.values, self._rank_zero, self._model)
+        return _RankZeroCache(
+            own.keys, own.values, own.scales, rank_zero=self._rank_zero, model=self._model
+        )
 
     def forward(self, batch: TokenBatch, cache: KVTensors) -> Tensor:
         with self._rank_zero.together(forward_of(self._model, batch)):

@@ -27,6 +27,7 @@ def compute_config(
     return ComputeConfig(
         model=model,
         dtype=settings.dtype,
+        kv_cache_dtype=settings.kv_cache_dtype,
         device=settings.device,
         kv_cache_bytes=_cache_bytes(settings, models),
         gpu_memory_share=settings.gpu_memory_share,

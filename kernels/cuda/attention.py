@@ -10,7 +10,7 @@ from torch import Tensor
 from nightjar.kernels.cuda import decode_attention as decode
 from nightjar.kernels.cuda import qkv_post as post
 from nightjar.kernels.cuda.prompt_attention import branch_attention, prefill_attention
-from nightjar.kernels.heads import CacheWrite, HeadNorms, Rotation
+from nightjar.kernels.heads import CacheScales, CacheWrite, HeadNorms, Rotation
 from nightjar.kernels.layout import PagedLayout, PagedTensors, StepRows
 
 
@@ -42,7 +42,7 @@ def attend(
     parts = []
     if rows.prefill is not None:
         own = k[:prefill], v[:prefill]
-        parts.append(prefill_attention(q[:prefill], keys, values, rows.prefill, scale, own))
+        parts.append(prefill_attention(q[:prefill], keys, values, rows.prefill, scale, own=own))
     if rows.decode is not None and finishes:
         rotated, written = _of_rows(running, rotation, cache)
         layout = rows.decode.on(qkv.device)
@@ -66,9 +66,20 @@ def qkv_post(
 
 
 def decode_attention(
-    q: Tensor, keys: Tensor, values: Tensor, layout: PagedLayout | PagedTensors, scale: float
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    layout: PagedLayout | PagedTensors,
+    scale: float,
+    scales: CacheScales | None = None,
 ) -> Tensor:
-    """As reference.decode.decode_attention; a PagedLayout is brought to the device once a step."""
+    """As reference.decode.decode_attention; a PagedLayout is brought to the device once a step.
+
+    Raises:
+        ValueError: The cache is in FP8.
+    """
+    if scales is not None:
+        raise ValueError("decode attention on a GPU takes no cache in FP8")
     found = layout.on(q.device)
     return decode.decode_attention(q, keys, values, found.tables, found.lengths, scale)
 

@@ -18,7 +18,9 @@ from torch import Tensor
 
 from nightjar.kernels.cuda.merge import merge_attention
 from nightjar.kernels.cuda.varlen import Packed, varlen_attention
+from nightjar.kernels.heads import CacheScales
 from nightjar.kernels.layout import BranchLayout, ChunkLayout, Tables
+from nightjar.kernels.reference.fp8_rows import dequantised
 from nightjar.kernels.upload import upload
 
 GATHERED_BYTES = 1 << 30
@@ -32,21 +34,24 @@ def prefill_attention(
     values: Tensor,
     layout: ChunkLayout,
     scale: float,
+    scales: CacheScales | None = None,
+    *,
     own: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """As reference.prefill.prefill_attention.
 
-    own: the rows' own keys and values, [T, Hkv, D] each; prompts that are computed whole need no
-    others.
+    own: the rows' own keys and values, [T, Hkv, D] each, as the cache keeps them; prompts that are
+    computed whole need no others.
     """
-    if own is not None and own[0].dtype == keys.dtype and not layout.starts.any():
+    cache = GatheredCache(keys, values, scales, q.dtype)
+    if own is not None and own[0].dtype == cache.kept_dtype and not layout.starts.any():
         rows = layout.plan(_rows_of(q.device))
         return varlen_attention(q, *own, rows, rows, scale, causal=True)[0]
-    gathers = layout.plan(_chunk_gathers(q.device, keys.shape[2], _positions_at_once(keys)))
-    return _gathered_attention(q, keys, values, gathers, scale, causal=True)[0]
+    gathers = layout.plan(_chunk_gathers(q.device, keys.shape[2], cache.positions_at_once))
+    return _gathered_attention(q, cache, gathers, scale, causal=True)[0]
 
 
-def branch_attention(
+def branch_attention(  # noqa: PLR0913, PLR0917 - rows, cache, layout
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -54,18 +59,18 @@ def branch_attention(
     values: Tensor,
     layout: BranchLayout,
     scale: float,
+    scales: CacheScales | None = None,
 ) -> Tensor:
     """As reference.branch.branch_attention.
 
     Each document attends to itself, and all documents of a prefix together to the prefix.  Both are
     merged by their log-sum-exp.
     """
-    plan = layout.plan(_branch_plan(q.device, keys.shape[2], _positions_at_once(keys)))
+    cache = GatheredCache(keys, values, scales, q.dtype)
+    plan = layout.plan(_branch_plan(q.device, keys.shape[2], cache.positions_at_once))
     own, own_lse = varlen_attention(q, k, v, plan.own, plan.own, scale, causal=True)
     grouped = q.index_select(0, plan.order)
-    shared, shared_lse = _gathered_attention(
-        grouped, keys, values, plan.prefixes, scale, causal=False
-    )
+    shared, shared_lse = _gathered_attention(grouped, cache, plan.prefixes, scale, causal=False)
     back = shared.index_select(0, plan.inverse), shared_lse.index_select(0, plan.inverse)
     return merge_attention(own, own_lse, *back)
 
@@ -84,15 +89,44 @@ class Gather:
     blocks: Tensor
     offsets: Tensor
 
-    def read(self, cached: Tensor) -> Tensor:
-        """Of one layer [blocks, Hkv, S, D]: [N, Hkv, D]."""
-        return cached.transpose(1, 2)[self.blocks, self.offsets]
+
+@dataclass(frozen=True, slots=True)
+class GatheredCache:
+    """One layer of the cache, as rows for attention.
+
+    keys, values: [blocks, Hkv, S, D]; scales: of a cache in FP8; dtype: of the query rows.
+    """
+
+    keys: Tensor
+    values: Tensor
+    scales: CacheScales | None
+    dtype: torch.dtype
+
+    @property
+    def kept_dtype(self) -> torch.dtype:
+        """The dtype of gathered rows."""
+        return self.keys.dtype if self.scales is None else self.dtype
+
+    @property
+    def positions_at_once(self) -> int:
+        """Positions whose keys and values may be packed at once."""
+        _, kv_heads, _, head_size = self.keys.shape
+        return GATHERED_BYTES // (2 * kv_heads * head_size * self.kept_dtype.itemsize)
+
+    def read(self, gather: Gather) -> tuple[Tensor, Tensor]:
+        """Return the keys and the values of a gather: [N, Hkv, D] each."""
+        places = gather.blocks, gather.offsets
+        keys, values = (x.transpose(1, 2)[places] for x in (self.keys, self.values))
+        if self.scales is None:
+            return keys, values
+        factors = (x.transpose(1, 2)[places] for x in (self.scales.keys, self.scales.values))
+        k, v = (dequantised(*x, self.dtype) for x in zip((keys, values), factors, strict=True))
+        return k, v
 
 
 def _gathered_attention(
     q: Tensor,
-    keys: Tensor,
-    values: Tensor,
+    cache: GatheredCache,
     gathers: Sequence[Gather],
     scale: float,
     *,
@@ -102,8 +136,7 @@ def _gathered_attention(
     found = [
         varlen_attention(
             q.narrow(0, one.first, sum(one.rows.lengths)),
-            one.read(keys),
-            one.read(values),
+            *cache.read(one),
             one.rows,
             one.keys,
             scale,
@@ -115,12 +148,6 @@ def _gathered_attention(
         return found[0]
     outs, lses = zip(*found, strict=True)
     return torch.cat(outs), torch.cat(lses)
-
-
-def _positions_at_once(keys: Tensor) -> int:
-    """Positions whose keys and values may be packed at once."""
-    _, kv_heads, _, head_size = keys.shape
-    return GATHERED_BYTES // (2 * kv_heads * head_size * keys.element_size())
 
 
 def _gathers(

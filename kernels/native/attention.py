@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nightjar.kernels.heads import CacheWrite, HeadNorms, Rotation
+from nightjar.kernels.heads import CacheScales, CacheWrite, HeadNorms, Rotation
 from nightjar.kernels.layout import (
     BranchLayout,
     ChunkLayout,
@@ -42,7 +42,10 @@ HEAD_SIZE_STEP = 16
 
 
 def serves(q: Tensor, cache_keys: Tensor) -> bool:
-    """Whether these kernels take rows like q and a cache [blocks, Hkv, S, D] of the same dtype."""
+    """Whether these kernels take rows like q and a cache [blocks, Hkv, S, D] of the same dtype.
+
+    They take no cache in FP8, whose bytes are uint8.
+    """
     return (
         q.device.type == "cpu"
         and q.dtype == cache_keys.dtype
@@ -107,11 +110,16 @@ def attending_rows(
 
 
 def prefill_attention(
-    q: Tensor, keys: Tensor, values: Tensor, layout: ChunkLayout, scale: float
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    layout: ChunkLayout,
+    scale: float,
+    scales: CacheScales | None = None,
 ) -> Tensor:
     """As reference.prefill.prefill_attention."""
     if not serves(q, keys):
-        return prefill_reference.prefill_attention(q, keys, values, layout, scale)
+        return prefill_reference.prefill_attention(q, keys, values, layout, scale, scales)
     q, out = by_row(q), q.new_empty(q.shape)
     tiles = layout.plan(ChunkTiles.of)
     prompts = Prompts(q.data_ptr(), q.stride(0), q.shape[1], out.data_ptr(), *tiles.addresses)
@@ -120,18 +128,23 @@ def prefill_attention(
 
 
 def decode_attention(
-    q: Tensor, keys: Tensor, values: Tensor, layout: PagedLayout | PagedTensors, scale: float
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    layout: PagedLayout | PagedTensors,
+    scale: float,
+    scales: CacheScales | None = None,
 ) -> Tensor:
     """As reference.decode.decode_attention."""
     if isinstance(layout, PagedTensors) or not serves(q, keys):
-        return decode_reference.decode_attention(q, keys, values, layout, scale)
+        return decode_reference.decode_attention(q, keys, values, layout, scale, scales)
     q, out = by_row(q), q.new_empty(q.shape)
     running = Running(q.data_ptr(), q.stride(0), q.shape[1], out.data_ptr(), *_paged(layout))
     _attend(keys, values, None, None, running, None, scale)
     return out
 
 
-def branch_attention(
+def branch_attention(  # noqa: PLR0913, PLR0917 - rows, cache, layout
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -139,10 +152,11 @@ def branch_attention(
     values: Tensor,
     layout: BranchLayout,
     scale: float,
+    scales: CacheScales | None = None,
 ) -> Tensor:
     """As reference.branch.branch_attention."""
     if not serves(q, keys):
-        return branch_reference.branch_attention(q, k, v, keys, values, layout, scale)
+        return branch_reference.branch_attention(q, k, v, keys, values, layout, scale, scales)
     q, k, v, out = by_row(q), by_row(k), by_row(v), q.new_empty(q.shape)
     if not q.stride(0) == k.stride(0) == v.stride(0):
         raise ValueError(f"rows of q, k, v lie {q.stride(0)}, {k.stride(0)}, {v.stride(0)} apart")

@@ -3,13 +3,15 @@
 import torch
 from torch import Tensor
 
+from nightjar.kernels.heads import CacheScales
 from nightjar.kernels.layout import BranchLayout
 from nightjar.kernels.reference.merge import merge_attention
+from nightjar.kernels.reference.paged_cache import cached_blocks, with_scales
 from nightjar.kernels.reference.plans import BranchPlan, RaggedGroup, RaggedPlan
 from nightjar.kernels.reference.prefill import flash
 
 
-def branch_attention(
+def branch_attention(  # noqa: PLR0913, PLR0917 - rows, cache, layout
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -17,11 +19,13 @@ def branch_attention(
     values: Tensor,
     layout: BranchLayout,
     scale: float,
+    scales: CacheScales | None = None,
 ) -> Tensor:
     """Compute the attention of packed documents, each after its prefix.
 
     q: [T, H, D]; k, v: [T, Hkv, D], of the documents; keys, values: [blocks, Hkv, S, D], the cache
-    with the prefixes' keys and values (computed once, read by every document).
+    with the prefixes' keys and values (computed once, read by every document); scales: of a cache
+    in FP8.
     Returns [T, H, D] in q's dtype.
     """
     plan = layout.plan(BranchPlan.of)
@@ -44,8 +48,10 @@ def branch_attention(
         n, n_heads, padded, head_size = batch.shape
         # The query heads of one KV head become rows of one product.
         rows = batch.reshape(n, n_heads // heads_per_kv, heads_per_kv * padded, head_size)
-        shared_k = _prefix(keys, blocks, length).to(q.dtype).expand(n, -1, -1, -1)
-        shared_v = _prefix(values, blocks, length).to(q.dtype).expand(n, -1, -1, -1)
+        shared_k, shared_v = (
+            _prefix(*cached, blocks, length, q.dtype).expand(n, -1, -1, -1)
+            for cached in with_scales(keys, values, scales)
+        )
         out, lse = flash(rows, shared_k, shared_v, scale)
         outs.append(out.reshape(n, n_heads, padded, head_size))
         lses.append(lse.reshape(n, n_heads, padded))
@@ -66,8 +72,10 @@ def _unpadded(parts: list[Tensor], layout: RaggedPlan) -> Tensor:
     return whole.index_select(0, layout.unpad)
 
 
-def _prefix(cache: Tensor, blocks: Tensor, length: int) -> Tensor:
-    """Return the first `length` cached rows of a block table: [1, Hkv, length, D]."""
-    pages = cache.index_select(0, blocks)
+def _prefix(
+    cache: Tensor, scales: Tensor | None, blocks: Tensor, length: int, dtype: torch.dtype
+) -> Tensor:
+    """Return the first `length` cached rows of a block table: dtype[1, Hkv, length, D]."""
+    pages = cached_blocks(cache, scales, blocks, dtype)
     rows = pages.transpose(0, 1).flatten(1, 2)
     return rows[:, :length].unsqueeze(0)

@@ -5,17 +5,25 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from nightjar.kernels.heads import CacheScales
 from nightjar.kernels.layout import ChunkLayout
-from nightjar.kernels.reference.plans import TilePlan
+from nightjar.kernels.reference.paged_cache import cached_blocks, with_scales
+from nightjar.kernels.reference.plans import TileGroup, TilePlan
 
 
 def prefill_attention(
-    q: Tensor, keys: Tensor, values: Tensor, layout: ChunkLayout, scale: float
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    layout: ChunkLayout,
+    scale: float,
+    scales: CacheScales | None = None,
 ) -> Tensor:
     """Compute the causal attention of packed prompt rows to everything up to themselves.
 
     q: [T, H, D]; keys, values: [blocks, Hkv, S, D], one layer of the cache, which already holds the
-    rows' own keys and values; scale multiplies the scores.  Returns [T, H, D] in q's dtype.
+    rows' own keys and values; scale multiplies the scores; scales: of a cache in FP8.
+    Returns [T, H, D] in q's dtype.
     """
     _, n_heads, head_size = q.shape
     kv_heads, block_size = keys.shape[1:3]
@@ -23,7 +31,7 @@ def prefill_attention(
     plan = layout.plan(TilePlan.of)
     outs = []
     for group in plan.groups:
-        k, v = (_gathered(x, group.blocks, group.n).to(q.dtype) for x in (keys, values))
+        k, v = (_gathered(*x, group, q.dtype) for x in with_scales(keys, values, scales))
         for tile, rows in enumerate(group.rows, group.first):
             length = (tile + 1) * block_size
             # The query heads of one KV head become rows of one product.
@@ -53,10 +61,10 @@ def flash(
     return out, lse
 
 
-def _gathered(cache: Tensor, blocks: Tensor, n: int) -> Tensor:
-    """Return the cached rows of n block tables of one length: [n, Hkv, tokens, D]."""
-    pages = cache.index_select(0, blocks)
-    pages = pages.view(n, -1, *cache.shape[1:])
+def _gathered(cache: Tensor, scales: Tensor | None, group: TileGroup, dtype: torch.dtype) -> Tensor:
+    """Return the cached rows of a group's block tables, n of one length: [n, Hkv, tokens, D]."""
+    pages = cached_blocks(cache, scales, group.blocks, dtype)
+    pages = pages.view(group.n, -1, *cache.shape[1:])
     return pages.transpose(1, 2).flatten(2, 3)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from nightjar import __version__
 from nightjar.checkpoints import ModelDirectory
+from nightjar.compute_config import without_cache
 from nightjar.pipeline.embedded.line_files import LineFiles
 from nightjar.pipeline.embedded.run import RunArguments, run
 from nightjar.pipeline.embedded.sampling_results import SampledRow, SampledRows, results_by_id
@@ -97,6 +98,7 @@ def recompute(model: Path, sample: SampledRows, tell: Callable[[str], None]) -> 
         RunError: A run cannot continue.
     """
     rows, precision, left_out = comparable(sample)
+    plain, cache = without_cache(precision)
     folder = Path(tempfile.mkdtemp(prefix="nightjar-verify-"))
     try:
         source = folder / "sample.jsonl"
@@ -105,11 +107,11 @@ def recompute(model: Path, sample: SampledRows, tell: Callable[[str], None]) -> 
         for name, settings in (("in company", {}), ("alone", _ALONE)):
             tell(f"{len(rows)} rows {name}")
             out = folder / f"{name.replace(' ', '-')}.jsonl"
-            with _environment(settings | _NOT_REUSED):
+            with _environment(settings | _NOT_REUSED | {"NIGHTJAR_KV_CACHE_DTYPE": cache}):
                 arguments = RunArguments(
                     work=LineFiles(source, out),
                     model=model,
-                    dtype=precision.partition("+")[0],
+                    dtype=plain.partition("+")[0],
                     accept_any_model=True,
                 )
                 run(arguments, Listener())

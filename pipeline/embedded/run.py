@@ -13,6 +13,7 @@ from pydantic import SecretStr
 
 from nightjar.checkpoints import CheckpointError, ModelDirectory, ShardError, check_shards
 from nightjar.checkpoints.adapters import not_served
+from nightjar.compute_config import KVCacheDtype
 from nightjar.jobs.errors import EmptyJobError, JobError, StoreError
 from nightjar.jobs.lines.batch_lines import output_line
 from nightjar.jobs.records import Job, NewJob, NewRequest, RejectedRow
@@ -209,6 +210,7 @@ class _Run:
             **self._work.identity(),
             "the model": self._model.fingerprint,
             "--dtype": self._arguments.dtype,
+            **_cache_dtype(self._settings.kv_cache_dtype),
             "the prompt vectors": "\n".join(self._register_vectors()),
             "--accept-any-model": "yes" if self._settings.accept_any_model else "",
         }
@@ -284,6 +286,11 @@ def _watched(
         if number % _WATCH_ROWS == 0:
             system.watch()
         yield row
+
+
+def _cache_dtype(dtype: KVCacheDtype) -> dict[str, str]:
+    """Return the dtype of keys and values where it is given: an older version noted none."""
+    return {} if dtype == "auto" else {"NIGHTJAR_KV_CACHE_DTYPE": dtype}
 
 
 def _cache_settings(path: Path | None) -> dict[str, Any]:

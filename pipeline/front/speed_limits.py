@@ -21,6 +21,7 @@ from dataclasses import asdict
 import numpy as np
 
 from nightjar.checkpoints import ModelDirectory
+from nightjar.compute_config import without_cache
 from nightjar.jobs.job_report import JobReport, Machine, SpeedLimit
 
 _BYTES_OF = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
@@ -63,7 +64,7 @@ def computed_precision(report: JobReport) -> str | None:
     """The precision of most rows; None where the engine or its precision is not known."""
     tally = report.tally
     precision = max(tally.precisions, key=lambda one: tally.precisions[one], default="")
-    return precision if precision in _BYTES_OF and tally.engine_s > 0 else None
+    return precision if _weights_dtype(precision) in _BYTES_OF and tally.engine_s > 0 else None
 
 
 def speed_limit(report: JobReport, model: ModelDirectory, machine: Machine) -> SpeedLimit | None:
@@ -72,7 +73,7 @@ def speed_limit(report: JobReport, model: ModelDirectory, machine: Machine) -> S
     if precision is None:
         return None
     weights = _weights(model)
-    weight_bytes = weights * _BYTES_OF[precision]
+    weight_bytes = weights * _BYTES_OF[_weights_dtype(precision)]
     tokens = report.prefilled_tokens + tally.completion_tokens
     memory_s = tally.steps * weight_bytes / machine.copy_bytes_per_s
     arithmetic_s = 2 * weights * tokens / machine.flops_per_s
@@ -87,6 +88,11 @@ def speed_limit(report: JobReport, model: ModelDirectory, machine: Machine) -> S
         share,
         machine,
     )
+
+
+def _weights_dtype(precision: str) -> str:
+    """Return the precision without the dtype of keys and values, which the limit leaves out."""
+    return without_cache(precision)[0]
 
 
 def _weights(model: ModelDirectory) -> int:

@@ -15,6 +15,7 @@ _SETTINGS = (
     "micro_batch_tokens",
     "accept_any_model",
     "dtype",
+    "kv_cache_dtype",
     "shard_count",
     "engine",
     "reuse_results",

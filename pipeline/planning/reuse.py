@@ -13,6 +13,7 @@ from functools import lru_cache
 
 import nightjar
 from nightjar.checkpoints import ModelDirectory
+from nightjar.compute_config import precision_with_cache
 from nightjar.jobs.equality import derived_seed, draws
 from nightjar.jobs.errors import StoreError
 from nightjar.jobs.records import (
@@ -177,7 +178,8 @@ def _accepted_precisions(settings: Settings) -> Sequence[str]:
     """Return the precisions in which a usable answer may have been computed."""
     if settings.engine == "fake":
         return ("fake",)
-    return _PRECISIONS_OF_AUTO if settings.dtype == "auto" else (settings.dtype,)
+    dtypes = _PRECISIONS_OF_AUTO if settings.dtype == "auto" else (settings.dtype,)
+    return [precision_with_cache(dtype, settings.kv_cache_dtype) for dtype in dtypes]
 
 
 def _result(request_id: int, item: CachedAnswer) -> NewResult:

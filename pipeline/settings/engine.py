@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings
 
-from nightjar.compute_config import ComputeConfig, Dtype, EngineKind, Verify
+from nightjar.compute_config import ComputeConfig, Dtype, EngineKind, KVCacheDtype, Verify
 from nightjar.pipeline.settings.read_by import API, COMMANDS, GPU_WORKER, PLANNER, read_by
 
 WORKER = read_by(GPU_WORKER)
@@ -31,6 +31,14 @@ class EngineSettings(BaseSettings):
         ComputeConfig.dtype,
         description="precision of weights and products; `auto`: bf16 on a GPU, and on a CPU the "
         "fastest that it computes in",
+    )
+    kv_cache_dtype: Annotated[
+        KVCacheDtype,
+        read_by(GPU_WORKER, PLANNER, page="explanations/engine.md#keys-and-values-in-fp8"),
+    ] = Field(
+        ComputeConfig.kv_cache_dtype,
+        description="`fp8`: keys and values take half of the memory of 16 bits, and answers change "
+        "a little; `auto`: the dtype of the precision",
     )
     verify: Annotated[Verify, read_by(GPU_WORKER, page="guides/converting.md")] = Field(
         "auto",

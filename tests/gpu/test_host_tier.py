@@ -79,7 +79,7 @@ def test_the_bits_of_a_block_come_back(llama_model, engine_device):
 def test_the_memory_is_pinned_to_the_byte_and_let_go(llama):
     cache = load_model(llama, "fp16", "cuda").allocate_cache(2, 32)
     memory = HostMemory(cache, 5)
-    packed = memory.packed
+    (packed,) = memory.packed
     assert packed.is_pinned()
     assert packed[:, :1].is_pinned()
     assert packed.numel() * packed.element_size() == 5 * memory.block_bytes

@@ -34,10 +34,10 @@ def cache(store: Store, model: ModelDirectory, name: str = "tiny", **given: obje
     return ResultCache(settings, store, model, name)
 
 
-def keep(into: ResultCache, ids: Iterable[int]) -> None:
+def keep(into: ResultCache, ids: Iterable[int], precision: str = "fp32") -> None:
     """Keep an answer to each prompt of one token id."""
     claimed = [ClaimedRequest(n, n, f"row-{n}", GENERATE, BODY, [[n]]) for n in ids]
-    into.keep(claimed, [NewResult(item.id, 200, {"n": item.id}) for item in claimed], "fp32")
+    into.keep(claimed, [NewResult(item.id, 200, {"n": item.id}) for item in claimed], precision)
 
 
 def found(by: ResultCache, ids: Iterable[int]) -> list[int]:
@@ -52,11 +52,21 @@ def found(by: ResultCache, ids: Iterable[int]) -> list[int]:
     return sorted(item.request_id for item in results)
 
 
+def test_an_answer_from_keys_and_values_in_fp8_is_not_one_of_a_whole_cache(
+    store: Store, model: ModelDirectory
+) -> None:
+    keep(cache(store, model, kv_cache_dtype="fp8"), [1], "fp32+fp8-kv")
+    assert found(cache(store, model, kv_cache_dtype="fp8"), [1]) == [1]
+    assert found(cache(store, model, kv_cache_dtype="fp8", dtype="auto"), [1]) == [1]
+    assert found(cache(store, model), [1]) == []
+
+
 def test_an_answer_is_found_by_who_serves_the_same(store: Store, model: ModelDirectory) -> None:
     keep(cache(store, model), [1])
     assert found(cache(store, model), [1, 2]) == [1]
     assert found(cache(store, model, dtype="auto"), [1]) == [1]
     assert found(cache(store, model, dtype="bf16"), [1]) == []
+    assert found(cache(store, model, kv_cache_dtype="fp8"), [1]) == []
     assert found(cache(store, model, "another"), [1]) == []
     assert found(cache(store, model, engine="fake"), [1]) == []
 

@@ -71,7 +71,7 @@ def test_the_memory_asked_for_is_not_exceeded(model, token_bytes):
     for request in conversations(4):
         drain(engine, request)
         assert len(engine.tier) <= 3
-    packed = engine.tier.transfers.memory.packed
+    (packed,) = engine.tier.transfers.memory.packed
     assert packed.numel() * packed.element_size() == 3 * block
     assert len(engine.tier) == 3
 

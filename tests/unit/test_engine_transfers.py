@@ -62,7 +62,7 @@ def test_blocks_are_copied_before_they_are_overwritten(monkeypatch):
     cache, before = caches(), caches()
     moved = StreamTransfers(cache, 4, lambda *_: None)
     moved.save([(2, 0), (5, 3)], rested=False)
-    assert not moved.memory.packed[0].equal(before.keys[:, 2])
+    assert not moved.memory.packed[0][0].equal(before.keys[:, 2])
     moved.await_saved([2, 5])
     cache.clear([2, 5])
     moved.load([(1, 0), (0, 3)]).wait(-1)
@@ -209,7 +209,7 @@ def test_memory_is_unlocked_when_the_device_has_done_all_that_it_was_asked_for(m
     )
     monkeypatch.setattr(transfers, "torch", SimpleNamespace(**vars(torch) | {"cuda": cuda}))
     keys = SimpleNamespace(shape=(3, 6, *block), dtype=torch.float16, is_cuda=True, device="cuda:0")
-    memory = HostMemory(SimpleNamespace(keys=keys), 2)
+    memory = HostMemory(SimpleNamespace(keys=keys, pairs=((keys, keys),)), 2)
     assert done == ["lock"]
     del memory
     assert done == ["lock", "wait for cuda:0", "unlock"]

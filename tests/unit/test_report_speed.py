@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from nightjar.checkpoints import ModelDirectory
@@ -37,6 +38,13 @@ def test_the_limit_is_the_longer_of_memory_and_arithmetic(
     assert limit.memory_s == pytest.approx(50 * 2 * WEIGHTS / copied)
     assert limit.arithmetic_s == pytest.approx(2 * WEIGHTS * (300 - 20 + 100) / flops)
     assert limit.share == pytest.approx(getattr(limit, bound) / 2.0)
+
+
+def test_keys_and_values_in_fp8_leave_the_limit_of_the_weights(directory: ModelDirectory) -> None:
+    narrow = replace(REPORT, tally=msgspec.structs.replace(TALLY, precisions={"bf16+fp8-kv": 28}))
+    limit = speed_limit(narrow, directory, Machine(1e9, 1e10, 2))
+    assert limit is not None
+    assert (limit.weight_bytes, limit.precision) == (2 * WEIGHTS, "bf16+fp8-kv")
 
 
 def test_the_report_names_it_or_says_why_it_is_not_known(directory: ModelDirectory) -> None:

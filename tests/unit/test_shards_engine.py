@@ -111,12 +111,12 @@ def test_a_rank_that_cannot_make_its_cache_says_why(directory, token_bytes, monk
     plain = KVTensors.allocate
     broken = threading.Event()
 
-    def no_room(*given):
+    def no_room(*given, **options):
         if threading.current_thread().name.startswith("Thread") and not broken.is_set():
             raise MemoryError("no room here")
         if broken.is_set() and threading.current_thread() is threading.main_thread():
             raise RuntimeError("out of memory")
-        return plain(*given)
+        return plain(*given, **options)
 
     monkeypatch.setattr(KVTensors, "allocate", no_room)
     with thread_ranks(directory, 2) as rank_zero:
