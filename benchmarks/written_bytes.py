@@ -22,6 +22,7 @@ from benchmarks.control_plane.requests import submit
 from benchmarks.control_plane.services import fresh_database
 from benchmarks.drawn_texts import drawn_texts
 from benchmarks.harness import Benchmark, Figures
+from benchmarks.statement_costs import counted
 from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.asked import without_texts
 from nightjar.jobs.records import EncodedRequest, MicroBatchRef, NewMicroBatch, NewResult
@@ -77,9 +78,10 @@ def measure(args: Namespace, folder: Path) -> Figures:
         admin.exec_driver_sql("CHECKPOINT")
         log = Log(admin)
         texts = _texts(args.texts, args.rows)
-        with log.of("submit"):
-            job_id = submit(store, texts, merge_equal=False)
-        compute(store, log, job_id, args.model, texts)
+        with counted(store) as costs:
+            with log.of("submit"):
+                job_id = submit(store, texts, merge_equal=False)
+            compute(store, log, job_id, args.model, texts)
         tables = {
             _PARTITION.sub("", name): {
                 "bytes": round(size / args.rows, 1),
@@ -100,6 +102,7 @@ def measure(args: Namespace, folder: Path) -> Figures:
         "stored_bytes_per_row": round(stored, 1),
         "tables": tables,
         "hot_updates": hot,
+        "statements": costs.per_row(args.rows),
     }
 
 

@@ -17,6 +17,7 @@ MOST_BYTES = 1 << 20
 """Of the texts, before compression. Who wants one text of a pack decompresses all of them."""
 
 _LEVEL = 5
+_QUICK_LEVEL = 1
 _END = b"\n"  # JSON that `dump_json` writes holds none
 
 
@@ -25,6 +26,7 @@ class _Codecs(threading.local):
 
     def __init__(self) -> None:
         self.compress = zstandard.ZstdCompressor(level=_LEVEL).compress
+        self.compress_quickly = zstandard.ZstdCompressor(level=_QUICK_LEVEL).compress
         self.decompress = zstandard.ZstdDecompressor().decompress
 
 
@@ -50,7 +52,17 @@ def pack(texts: Sequence[bytes]) -> bytes:
 
 def unpack(packed: bytes) -> list[bytes]:
     """The texts that `pack` was given; raises StoreError if the bytes are damaged."""
+    return decompress(packed).split(_END)
+
+
+def compress(data: bytes) -> bytes:
+    """Compress what is read once, and soon."""
+    return _codecs.compress_quickly(data)
+
+
+def decompress(data: bytes) -> bytes:
+    """What was compressed; raises StoreError if the bytes are damaged."""
     try:
-        return _codecs.decompress(packed).split(_END)
+        return _codecs.decompress(data)
     except zstandard.ZstdError as error:
-        raise StoreError(f"{len(packed)} bytes are no pack of texts: {error}") from error
+        raise StoreError(f"{len(data)} bytes cannot be decompressed: {error}") from error

@@ -2,7 +2,8 @@
 
 So they neither tokenize nor read bodies. The parts of the token ids, all little-endian:
 
-1. Three uint32: the bytes of a token id, the number of requests, the number of segments.
+1. Three uint32: the bytes of a token id, with the bit `_COMPRESSED` if what follows the ids is
+   compressed; the number of requests; the number of segments.
 2. Each request's id, as int64.
 3. Each request's number of segments, as uint32.
 4. Each segment's length, as uint32.
@@ -21,13 +22,14 @@ from sqlalchemy.engine import Connection
 from nightjar.jobs.errors import StoreError
 from nightjar.jobs.records import EncodedRequest
 from nightjar.jobs.store.bodies import dump_body
-from nightjar.jobs.store.packs import pack, unpack
+from nightjar.jobs.store.packs import compress, decompress, pack, unpack
 from nightjar.jobs.store.tables import micro_batch_tokens
 
 Segments = Sequence[Sequence[int]]
 
 _HEADER = struct.Struct("<3I")
 _CODES = {2: "H", 4: "i"}
+_COMPRESSED = 0x100  # by a quarter; PostgreSQL's own way takes longer and finds less
 _row = micro_batch_tokens.c
 _OF = sa.select(_row.token_ids, _row.asked).where(
     _row.micro_batch_id == sa.bindparam("micro_batch")
@@ -51,13 +53,13 @@ def pack_token_ids(requests: Mapping[int, Segments]) -> bytes:
     if tokens.typecode == "i" and tokens and min(tokens) < 0:
         raise StoreError("token ids must not be negative")
     parts = (
-        array("q", requests),
         array("I", map(len, requests.values())),
         array("I", map(len, segments)),
         tokens,
     )
-    header = _HEADER.pack(tokens.itemsize, len(requests), len(segments))
-    return header + b"".join(map(_little_endian, parts))
+    header = _HEADER.pack(tokens.itemsize | _COMPRESSED, len(requests), len(segments))
+    ids = _little_endian(array("q", requests))
+    return header + ids + compress(b"".join(map(_little_endian, parts)))
 
 
 def bytes_of_list(requests: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
@@ -81,6 +83,10 @@ def unpack_token_ids(data: bytes) -> dict[int, list[list[int]]]:
     """Read what `pack_token_ids` wrote; raises StoreError if the bytes are damaged."""
     try:
         width, requests, count = _HEADER.unpack_from(data)
+        if width & _COMPRESSED:
+            width ^= _COMPRESSED
+            end = _HEADER.size + 8 * requests
+            data = data[:end] + decompress(data[end:])
         ends = list(accumulate((8 * requests, 4 * requests, 4 * count), initial=_HEADER.size))
         ids, counts, lengths, tokens = (
             _values(code, data[begin:end])

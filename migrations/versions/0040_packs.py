@@ -58,7 +58,8 @@ def upgrade() -> None:
     op.add_column("result", sa.Column("body_bytes", sa.BigInteger))
     if is_postgres():
         # Compressed already: PostgreSQL would try it once more.
-        op.execute("ALTER TABLE micro_batch_tokens ALTER COLUMN asked SET STORAGE EXTERNAL")
+        for column in ("token_ids", "asked"):
+            op.execute(f"ALTER TABLE micro_batch_tokens ALTER COLUMN {column} SET STORAGE EXTERNAL")
         parts = op.get_bind().scalars(_PARTS).all()
         for table, key in _KEYS.items():
             _part(table, key, parts)

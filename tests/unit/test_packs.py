@@ -44,7 +44,7 @@ def test_like_texts_take_a_fraction() -> None:
 
 @pytest.mark.parametrize("damaged", [b"", b"text", pack([b"one", b"two"])[:-3]])
 def test_damaged_packs_are_errors_of_the_store(damaged: bytes) -> None:
-    with pytest.raises(StoreError, match=f"{len(damaged)} bytes are no pack"):
+    with pytest.raises(StoreError, match=f"{len(damaged)} bytes cannot be decompressed"):
         unpack(damaged)
 
 
