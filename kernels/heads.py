@@ -38,8 +38,8 @@ class CacheScales:
     """The scales of a cache in FP8, one for each position of a head: see reference/fp8_rows.py.
 
     The cache itself, [blocks, Hkv, S, D], is uint8 then: bytes of e4m3 numbers.
-    keys, values: uint8[blocks, Hkv, S] of one layer; an exponent e is the factor 2 ** (e - 127),
-    and 0 is the factor 0.
+    keys, values: uint8[blocks, Hkv, S] of one layer; an exponent e is the factor 2 ** (e - 127).
+    0 is the factor 0, and 255 is NaN.
     """
 
     keys: Tensor

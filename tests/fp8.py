@@ -25,7 +25,7 @@ NUMBERS = np.array([_number(code) for code in range(256)])
 def quantised(row):
     """Codes and exponent of one row of float64 numbers."""
     if not np.isfinite(row).all():
-        return np.full(row.shape, 0x7F), 127
+        return np.zeros(row.shape, dtype=int), 255
     largest = np.abs(row).max()
     exponent = 1  # the least: 2 ** -126
     while largest / 2.0 ** (exponent - 127) > LARGEST:
@@ -43,7 +43,8 @@ def _nearest(x):
 
 def numbers(codes, exponents):
     """Codes [..., D] and exponents [...] as float64."""
-    factors = np.ldexp(1.0, np.asarray(exponents).astype(int) - 127) * (np.asarray(exponents) > 0)
+    exponents = np.asarray(exponents).astype(int)
+    factors = np.where(exponents == 255, np.nan, np.ldexp(1.0, exponents - 127) * (exponents > 0))
     return torch.from_numpy(NUMBERS[np.asarray(codes)] * factors[..., None])
 
 

@@ -28,9 +28,17 @@ class PlainForward:
 @torch.inference_mode()
 def plain_forward(decoder: Decoder, ids: Sequence[int]) -> PlainForward:
     """Compute one text, of at least one token, with a whole decoder on the CPU."""
+    noting = _NotingDecoder(decoder)
+    cache = noting.allocate_cache(-(-len(ids) // BLOCK_SIZE), BLOCK_SIZE)
+    hidden = noting.forward(batch_of_text(ids), cache)
+    return PlainForward(noting.logits(hidden), torch.stack([*noting.inputs, hidden.float()]))
+
+
+def batch_of_text(ids: Sequence[int]) -> TokenBatch:
+    """Return one text as the input of a forward pass that fills the first blocks of a cache."""
     blocks = list(range(-(-len(ids) // BLOCK_SIZE)))
     positions = torch.arange(len(ids))
-    batch = TokenBatch(
+    return TokenBatch(
         token_ids=torch.tensor(list(ids)),
         positions=positions,
         vector_bases=torch.zeros(len(ids), dtype=torch.int64),
@@ -42,9 +50,6 @@ def plain_forward(decoder: Decoder, ids: Sequence[int]) -> PlainForward:
         branch=None,
         output_rows=None,
     )
-    noting = _NotingDecoder(decoder)
-    hidden = noting.forward(batch, noting.allocate_cache(len(blocks), BLOCK_SIZE))
-    return PlainForward(noting.logits(hidden), torch.stack([*noting.inputs, hidden.float()]))
 
 
 class _NotingDecoder(Decoder):

@@ -3,11 +3,14 @@ what it says."""
 
 from collections import Counter
 from dataclasses import replace
+from math import log
 
 import pytest
+import torch
 
 from benchmarks import own
-from benchmarks.int8_accuracy import Answers, agreement
+from benchmarks.accuracy import Answers, agreement
+from benchmarks.fp8_accuracy import losses
 from nightjar.kernels import linear
 from tests.models import Gpt2Shape, save_gpt2
 
@@ -64,9 +67,26 @@ def test_agreement_counts_texts_tokens_scores_and_winners():
         "mean_abs_delta_nll": 0.25,
         "max_abs_delta_nll": 1.0,
         "equal_winners": round(2 / 3, 4),
+        "equal_orders": round(2 / 3, 4),
         "texts": 2,
         "rankings": 3,
     }
+    longer = Answers([[1]], [[1.0, 3.0, 2.0]])
+    swapped = agreement(Answers([[1]], [[1.0, 2.0, 3.0]]), longer)
+    assert (swapped["equal_winners"], swapped["equal_orders"]) == (1.0, 0.0)
     itself = agreement(exact, exact)
     assert itself["equal_texts"] == itself["equal_winners"] == 1.0
     assert itself["max_abs_delta_nll"] == 0.0
+
+
+def test_losses_and_divergences_are_those_of_the_formulas():
+    """Of two texts: the second diverges, and another token is its likeliest."""
+    even, skewed = torch.tensor([0.5, 0.25, 0.25]).log(), torch.tensor([0.25, 0.5, 0.25]).log()
+    texts = [[0, 2, 0], [1, 1]]
+    exact = [torch.stack((even, even)), even[None]]
+    found = losses(texts, [exact[0], skewed[None]], exact)
+    assert found["loss"] == pytest.approx((log(4) + log(2) + log(2)) / 3, abs=1e-5)
+    divergence = 0.5 * log(2) - 0.25 * log(2)
+    assert found["mean_divergence"] == pytest.approx(divergence / 3, abs=1e-6)
+    assert found["equal_next_tokens"] == round(2 / 3, 4)
+    assert found["read_tokens"] == 3
