@@ -62,6 +62,10 @@ Next: TypeAlias = tuple[Tensor, ...]
 """The weights of the product after this one: one, or of a gated one two of the same shape; none
 where it is not known."""
 
+Target: TypeAlias = tuple[Tensor, bool]
+"""Where a result goes, [M, N] of the weight's dtype or float32, and whether it is added to what is
+there, in float32."""
+
 
 def serves_weight(weight: Tensor) -> bool:
     """Whether `linear` takes a weight [N, K]: of 16 bits, of whole loads."""
@@ -119,7 +123,7 @@ def linear(
     check("x", x, weight.dtype, (None, weight.shape[-1]), strided=True)
     dtype = torch.float32 if wide else x.dtype
     out = torch.empty(x.shape[0], weight.shape[0], dtype=dtype, device=x.device)
-    _linear(x, None, factor, gate, activation, out, following)
+    _linear(x, None, factor, gate, activation, (out, False), following)
     return out
 
 
@@ -128,7 +132,7 @@ def linear_onto(residual: Tensor, x: Tensor, factor: Factor, following: Next = (
     weight = factor[0]
     check("x", x, weight.dtype, (residual.shape[0], weight.shape[-1]), strided=True)
     check("residual", residual, torch.float32, (x.shape[0], weight.shape[0]), like=x)
-    _linear(x, None, factor, None, None, residual, following, adds=True)
+    _linear(x, None, factor, None, None, (residual, True), following)
 
 
 def normed_linear(
@@ -150,7 +154,7 @@ def normed_linear(
         raise ValueError(f"{weight.shape[-1]} inputs with a norm: at most {most}")
     shape = residual.shape[0], weight.shape[0]
     out = torch.empty(shape, dtype=weight.dtype, device=residual.device)
-    _linear(residual, norm, factor, gate, activation, out, following)
+    _linear(residual, norm, factor, gate, activation, (out, False), following)
     return out
 
 
@@ -168,16 +172,11 @@ def _linear(
     factor: Factor,
     gate: Factor | None,
     activation: str | None,
-    out: Tensor,
+    target: Target,
     following: Next,
-    *,
-    adds: bool = False,
 ) -> None:
-    """Check, choose the instance and start it.
-
-    out: [M, N] of the weight's dtype or float32; adds: float32, to which the result is added.
-    """
-    weight = factor[0]
+    """Check, choose the instance and start it."""
+    weight, (out, adds) = factor[0], target
     _check(x, factor, gate, activation, following)
     rows, (channels, inputs) = x.shape[0], weight.shape
     kind = "PLAIN" if norm is None else "RMS" if norm.bias is None else "LAYER"
