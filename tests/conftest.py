@@ -37,15 +37,8 @@ SYSTEM_FOLDERS = ("acceptance", "faults", "integration")
 # garbage again and again takes a tenth of the time.
 gc.disable()
 
-# Two cores run three tests at once: how long an example takes says nothing of it.
-if find_spec("hypothesis") is not None:
-    from hypothesis import settings
-
-    settings.register_profile("nightjar", deadline=None)
-    settings.load_profile("nightjar")
-
 # Kernels and engine need no database: without SQLAlchemy a test that asks for one is an error.
-pytest_plugins = ["tests.databases"] if HAS_DATABASES else []
+pytest_plugins = ["tests.databases", "tests.examples_without_deadline"] if HAS_DATABASES else []
 
 
 def has_timeouts(plugins: pytest.PytestPluginManager) -> bool:
