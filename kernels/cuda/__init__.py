@@ -16,6 +16,7 @@ from nightjar.kernels.cuda import (
     merge,
     norm,
     packing,
+    paged_prefill,
     penalties,
     philox,
     prompt_attention,

@@ -1,9 +1,13 @@
-"""Attention of prompts and of documents on a GPU: torch's flash attention over packed sequences.
+"""Attention of prompts and of documents on a GPU.
 
-Cached keys and values are gathered into packed rows once a layer: 2 L Hkv D s bytes read and
-written for L positions, against 4 L T Hq D operations of the T rows after them.  Prompts that are
-computed whole need no gathering.  A row's keys always begin at position 0, and no sum is split.  So
-its bits depend neither on how a prompt was cut nor on the prefix cache.
+Cached keys and values are read where they lie, by a kernel of our own (paged_prefill.py).  Prompts
+that are computed whole, and documents, have all their keys beside them: there it is torch's flash
+attention over packed sequences.  A row's keys always begin at position 0, and no sum is split.  So
+its bits do not depend on how a prompt was cut, nor on the prefix cache.  Only between a step of
+whole prompts and other steps may the last bits differ.
+
+A cache in FP8 is gathered once a layer, and widened: its 2 L Hkv D bytes are read and 2 L Hkv D s
+written for L positions, against 4 L T Hq D operations of the T rows after them.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import torch
 from torch import Tensor
 
 from nightjar.kernels.cuda.merge import merge_attention
+from nightjar.kernels.cuda.paged_prefill import TILE_ROWS, Span, Tiles, paged_prefill
 from nightjar.kernels.cuda.varlen import Packed, varlen_attention
 from nightjar.kernels.heads import CacheScales
 from nightjar.kernels.layout import BranchLayout, ChunkLayout, Tables
@@ -43,10 +48,14 @@ def prefill_attention(
     own: the rows' own keys and values, [T, Hkv, D] each, as the cache keeps them; prompts that are
     computed whole need no others.
     """
-    cache = GatheredCache(keys, values, scales, q.dtype)
-    if own is not None and own[0].dtype == cache.kept_dtype and not layout.starts.any():
+    kept_dtype = keys.dtype if scales is None else q.dtype
+    if own is not None and own[0].dtype == kept_dtype and not layout.starts.any():
         rows = layout.plan(_rows_of(q.device))
         return varlen_attention(q, *own, rows, rows, scale, causal=True)[0]
+    if scales is None:
+        tiles = layout.plan(_chunk_tiles(q.device, q.shape[1] // keys.shape[1], q.dtype))
+        return paged_prefill(q, keys, values, tiles, scale, causal=True)
+    cache = GatheredCache(keys, values, scales, q.dtype)
     gathers = layout.plan(_chunk_gathers(q.device, keys.shape[2], cache.positions_at_once))
     return _gathered_attention(q, cache, gathers, scale, causal=True)[0]
 
@@ -66,11 +75,19 @@ def branch_attention(  # noqa: PLR0913, PLR0917 - rows, cache, layout
     Each document attends to itself, and all documents of a prefix together to the prefix.  Both are
     merged by their log-sum-exp.
     """
-    cache = GatheredCache(keys, values, scales, q.dtype)
-    plan = layout.plan(_branch_plan(q.device, keys.shape[2], cache.positions_at_once))
+    plan = layout.plan(_branch_plan(q.device))
     own, own_lse = varlen_attention(q, k, v, plan.own, plan.own, scale, causal=True)
     grouped = q.index_select(0, plan.order)
-    shared, shared_lse = _gathered_attention(grouped, cache, plan.prefixes, scale, causal=False)
+    if scales is None:
+        block_size, heads_per_kv = keys.shape[2], q.shape[1] // keys.shape[1]
+        tiles = layout.plan(_prefix_tiles(q.device, block_size, heads_per_kv, q.dtype))
+        shared_lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        cached = keys, values, tiles
+        shared = paged_prefill(grouped, *cached, scale, causal=False, lse=shared_lse)
+    else:
+        cache = GatheredCache(keys, values, scales, q.dtype)
+        gathers = layout.plan(_prefix_gathers(q.device, keys.shape[2], cache.positions_at_once))
+        shared, shared_lse = _gathered_attention(grouped, cache, gathers, scale, causal=False)
     back = shared.index_select(0, plan.inverse), shared_lse.index_select(0, plan.inverse)
     return merge_attention(own, own_lse, *back)
 
@@ -190,18 +207,39 @@ def _cuts(sizes: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
 @dataclass(frozen=True, slots=True)
 class BranchPlan:
     """own: the documents; order: their rows int64[T], those of one prefix together, and `inverse`
-    back; prefixes: what those see."""
+    back."""
 
     own: Packed
     order: Tensor
     inverse: Tensor
-    prefixes: tuple[Gather, ...]
+
+
+def _rows_of_prefixes(layout: BranchLayout) -> list[tuple[int, int]]:
+    """Return the rows of all documents of each prefix, and the length of the prefix."""
+    lengths = [branch.length for branch in layout.branches]
+    prefixes = np.repeat([branch.prefix for branch in layout.branches], lengths)
+    rows = np.bincount(prefixes, minlength=layout.prefix_lengths.size)
+    return list(zip(rows.tolist(), layout.prefix_lengths.tolist(), strict=True))
 
 
 # Cached, so that each is one function, which is what a layout keeps plans by.
 @cache
 def _rows_of(device: torch.device) -> Callable[[ChunkLayout], Packed]:
     return lambda layout: Packed.of((layout.ends - layout.starts).tolist(), device)
+
+
+@cache
+def _chunk_tiles(
+    device: torch.device, heads_per_kv: int, dtype: torch.dtype
+) -> Callable[[ChunkLayout], Tiles]:
+    def derive(layout: ChunkLayout) -> Tiles:
+        found = layout.first_rows, layout.starts, layout.ends
+        bounds = zip(*(x.tolist() for x in found), strict=True)
+        spans = [Span(first, end - start, start + 1) for first, start, end in bounds]
+        widths = (-(-layout.ends // layout.block_size)).tolist()
+        return Tiles.of(layout.tables, spans, widths, heads_per_kv, TILE_ROWS[dtype], device)
+
+    return derive
 
 
 @cache
@@ -217,21 +255,40 @@ def _chunk_gathers(
 
 
 @cache
-def _branch_plan(
-    device: torch.device, block_size: int, most: int
-) -> Callable[[BranchLayout], BranchPlan]:
+def _branch_plan(device: torch.device) -> Callable[[BranchLayout], BranchPlan]:
     def derive(layout: BranchLayout) -> BranchPlan:
         lengths = [branch.length for branch in layout.branches]
         prefixes = np.repeat([branch.prefix for branch in layout.branches], lengths)
         order = np.argsort(prefixes, kind="stable")
-        prefix_lengths = layout.prefix_lengths.tolist()
-        rows = np.bincount(prefixes, minlength=len(prefix_lengths)).tolist()
-        of_prefixes = list(zip(rows, prefix_lengths, strict=True))
         return BranchPlan(
             Packed.of(lengths, device),
             upload(torch.from_numpy(order), device),
             upload(torch.from_numpy(np.argsort(order)), device),
-            _gathers(layout.tables, of_prefixes, block_size, most, device),
         )
+
+    return derive
+
+
+@cache
+def _prefix_tiles(
+    device: torch.device, block_size: int, heads_per_kv: int, dtype: torch.dtype
+) -> Callable[[BranchLayout], Tiles]:
+    def derive(layout: BranchLayout) -> Tiles:
+        spans, first = [], 0
+        for rows, length in _rows_of_prefixes(layout):
+            spans.append(Span(first, rows, length))
+            first += rows
+        widths = (-(-layout.prefix_lengths // block_size)).tolist()
+        return Tiles.of(layout.tables, spans, widths, heads_per_kv, TILE_ROWS[dtype], device)
+
+    return derive
+
+
+@cache
+def _prefix_gathers(
+    device: torch.device, block_size: int, most: int
+) -> Callable[[BranchLayout], tuple[Gather, ...]]:
+    def derive(layout: BranchLayout) -> tuple[Gather, ...]:
+        return _gathers(layout.tables, _rows_of_prefixes(layout), block_size, most, device)
 
     return derive

@@ -18,6 +18,7 @@ from tests.kernels_cuda import test_decode_attention as attention
 from tests.kernels_cuda import test_embedding as embedding
 from tests.kernels_cuda import test_linear as product
 from tests.kernels_cuda import test_norm as norm
+from tests.kernels_cuda import test_paged_prefill as prompts
 from tests.kernels_cuda import test_penalties as penalties
 from tests.kernels_cuda import test_sample as sampling
 from tests.kernels_cuda import test_step_update as stepping
@@ -57,6 +58,13 @@ def shared_key_heads():
     """Heads of 80 channels: their last tile is not whole."""
     attention.test_shared_key_heads_of_every_size_and_storage("cpu", "float16", 80, 4)
 
+
+def prompt_chunks(storage=torch.float16, head_size=64):
+    """Chunks of several tiles of keys and of query rows, which end inside a cache block."""
+    prompts.Prompts([(0, 3), (29, 75)], 3, 1, head_size, storage).compare("cpu")
+
+
+prompt_floats = partial(prompt_chunks, torch.float32)
 
 PLANTED = {
     "a penalty past the vocabulary": (
@@ -180,6 +188,66 @@ PLANTED = {
         "",
         partial(attention.test_every_launch_leaves_its_counts_at_zero_for_the_next, "cpu"),
     ),
+    "positions past the end of a prompt": (
+        "paged_prefill",
+        "const int last = min(position, end - 1),",
+        "const int last = position,",
+        prompt_chunks,
+    ),
+    "a prompt's row that sees the next one": (
+        "paged_prefill",
+        "causal ? seen + clamped(i)",
+        "causal ? seen + 1 + clamped(i)",
+        prompt_chunks,
+    ),
+    "keys over those that are read": (
+        "paged_prefill",
+        "next.store_keys(shared.keys[turn ^ 1]);",
+        "next.store_keys(shared.keys[turn]);",
+        prompt_chunks,
+    ),
+    "the next keys and values that are not there yet": (
+        "paged_prefill",
+        "shared.values[turn ^ 1]);\n      __syncthreads();\n",
+        "shared.values[turn ^ 1]);\n",
+        prompt_chunks,
+    ),
+    "values of the wrong positions": (
+        "paged_prefill",
+        "far = pair(quarter + 4);",
+        "far = pair(quarter);",
+        prompt_chunks,
+    ),
+    "earlier sums of a row that keep their size": (
+        "paged_prefill",
+        "        sums[s][i][2 * half + 1] *= factor;\n",
+        "",
+        prompt_chunks,
+    ),
+    "the weights of one lane's keys": (
+        "paged_prefill",
+        "      softmax[half].total = warp_sum<4>(softmax[half].total);\n",
+        "",
+        prompt_chunks,
+    ),
+    "channels of a prompt's row past the head": (
+        "paged_prefill",
+        "        if (channel >= HEAD_SIZE) continue;\n",
+        "",
+        partial(prompt_chunks, head_size=80),
+    ),
+    "values over keys that are still read": (
+        "paged_prefill",
+        "    __syncthreads();  // the keys are read\n",
+        "",
+        prompt_floats,
+    ),
+    "keys over values that are still read": (
+        "paged_prefill",
+        "    __syncthreads();  // the values before are read\n",
+        "",
+        prompt_floats,
+    ),
     "the last scores of a row": (
         "argmax",
         "  if (last + thread < end) visit(last + thread, row[last + thread]);\n",
@@ -271,6 +339,7 @@ def _own_counts(monkeypatch):
 
 HEADERS = (
     *("activation", "best_token", "decode_rows", "decode_tiles"),
+    *("prompt_floats", "prompt_tiles", "prompt_rows"),
     *("heads", "mma", "common"),  # which others include
 )
 

@@ -3,10 +3,20 @@
 import pytest
 import torch
 
-from nightjar.kernels import Branch, BranchLayout, Chunk, ChunkLayout, cuda, kv_write, reference
+from nightjar.kernels import (
+    Branch,
+    BranchLayout,
+    CacheScales,
+    Chunk,
+    ChunkLayout,
+    cuda,
+    kv_write,
+    reference,
+)
 from nightjar.kernels.cuda import prompt_attention, varlen
 from nightjar.kernels.cuda.prompt_attention import GatheredCache
 from nightjar.kernels.cuda.varlen import Packed, varlen_attention
+from nightjar.kernels.reference import fp8_rows
 from tests.kernels_cuda.devices import assert_near, random
 
 HEAD, SIZE, SCALE = 64, 4, 0.125
@@ -61,8 +71,13 @@ def test_prompts_that_are_whole_are_read_where_they_are(device, spans, monkeypat
     )
     given = [x.to(device) for x in (q, keys, values)]
     gathered = cuda.prompt_attention.prefill_attention(*given, layout, SCALE)
-    reads, read = [], GatheredCache.read
-    monkeypatch.setattr(GatheredCache, "read", lambda *args: reads.append(1) or read(*args))
+    paged, run = [], prompt_attention.paged_prefill
+
+    def counted(*args, **also):
+        paged.append(args)
+        return run(*args, **also)
+
+    monkeypatch.setattr(prompt_attention, "paged_prefill", counted)
     packed = torch.cat((q, *own), dim=1).to(device)  # as a projection leaves them
     there = packed.split([4, 2, 2], dim=1)
     found = cuda.prompt_attention.prefill_attention(
@@ -70,13 +85,13 @@ def test_prompts_that_are_whole_are_read_where_they_are(device, spans, monkeypat
     )
     # Not equal to the last bit: cuBLAS may take another kernel for rows at another stride.
     assert_near(found, gathered.cpu().double(), ulps=32, absolute=1e-5)
-    assert len(reads) == (1 if any(start for start, _ in spans) else 0)
-    reads.clear()
+    assert len(paged) == (1 if any(start for start, _ in spans) else 0)
+    paged.clear()
     halves = tuple(x.half().to(device) for x in own)  # not what the cache holds
     assert torch.equal(
         cuda.prompt_attention.prefill_attention(*given, layout, SCALE, own=halves), gathered
     )
-    assert len(reads) == 1
+    assert len(paged) == 1
 
 
 def test_a_prompt_in_chunks_is_the_prompt_whole(device):
@@ -97,6 +112,7 @@ def test_a_prompt_in_chunks_is_the_prompt_whole(device):
 
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 2)])
 def test_documents_of_several_prefixes_in_any_order(device, heads, kv_heads):
+    """The prefixes are read in the pages of the cache."""
     keys, values, tables = cache_of([9, 4, 1], kv_heads)
     lengths, prefixes = [3, 1, 5, 2, 4], [1, 0, 2, 0, 1]
     branches = [Branch(n, 16, prefix) for n, prefix in zip(lengths, prefixes, strict=True)]
@@ -114,11 +130,39 @@ def test_documents_of_several_prefixes_in_any_order(device, heads, kv_heads):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_chunks_and_documents_in_16_bits(device, dtype):
+    """Several prompts in chunks, and documents after cached prefixes, as the reference in FP32."""
+    keys, values, tables = cache_of([33, 6, 70], 2, dtype)
+    spans = [(30, 33), (0, 6), (1, 70)]
+    chunks = [Chunk(table, *span) for table, span in zip(tables, spans, strict=True)]
+    of_chunks = ChunkLayout.build(chunks, SIZE)
+    of_documents = BranchLayout.build([Branch(2, 16, 2), Branch(9, 16, 0)], tables, [33, 6, 70])
+    q = random((of_chunks.rows, 4, HEAD), dtype, seed=5)
+    k, v = (random((11, 2, HEAD), dtype, seed=seed) for seed in (8, 9))
+    given = [q, keys, values, of_chunks, SCALE]
+    documents = [q[:11], k, v, keys, values, of_documents, SCALE]
+
+    def moved(arguments, move):
+        return [move(x) if isinstance(x, torch.Tensor) else x for x in arguments]
+
+    for run, by, arguments in (
+        (cuda.prompt_attention.prefill_attention, reference.prefill.prefill_attention, given),
+        (cuda.prompt_attention.branch_attention, reference.branch.branch_attention, documents),
+    ):
+        found = run(*moved(arguments, lambda x: x.to(device)))
+        wanted = by(*moved(arguments, torch.Tensor.float))
+        assert_near(found, wanted, ulps=4, absolute=4e-3 if dtype is torch.float16 else 3e-2)
+
+
 @pytest.mark.parametrize("most", [1, 9, 21, 28])
 def test_what_is_gathered_at_once_is_bounded_and_changes_no_bit(device, most, monkeypatch):
-    """Sequences of 6, 12, 3, 1 and 6 positions: together as far as they fit, a longer one alone."""
+    """Of a cache in FP8. Sequences of 6, 12, 3, 1 and 6 positions: together as far as they fit, a
+    longer one alone."""
     ends = [6, 12, 3, 1, 6]
     keys, values, tables = cache_of(ends, 2)
+    (keys, key_scales), (values, value_scales) = (fp8_rows.quantised(x) for x in (keys, values))
+    scales = CacheScales(key_scales.to(device), value_scales.to(device))
     chunks = [Chunk(table, end - 1, end) for table, end in zip(tables, ends, strict=True)]
     branches = [Branch(2, 16, prefix) for prefix in (4, 0, 2, 1, 3, 0)]
     q, k, v = (random((12, heads, HEAD), seed=heads).to(device) for heads in (4, 2, 2))
@@ -129,8 +173,8 @@ def test_what_is_gathered_at_once_is_bounded_and_changes_no_bit(device, most, mo
         of_chunks = ChunkLayout.build(chunks, SIZE)
         of_documents = BranchLayout.build(branches, tables, ends)
         return (
-            cuda.prompt_attention.prefill_attention(q[:5], *cached, of_chunks, SCALE),
-            cuda.prompt_attention.branch_attention(q, k, v, *cached, of_documents, SCALE),
+            cuda.prompt_attention.prefill_attention(q[:5], *cached, of_chunks, SCALE, scales),
+            cuda.prompt_attention.branch_attention(q, k, v, *cached, of_documents, SCALE, scales),
         )
 
     wanted = attended()
@@ -141,7 +185,7 @@ def test_what_is_gathered_at_once_is_bounded_and_changes_no_bit(device, most, mo
         return read(self, one)
 
     monkeypatch.setattr(GatheredCache, "read", counted)
-    monkeypatch.setattr(prompt_attention, "GATHERED_BYTES", most * 2 * 2 * HEAD * 4)
+    monkeypatch.setattr(GatheredCache, "positions_at_once", most)
     for found, whole in zip(attended(), wanted, strict=True):
         assert torch.equal(found, whole)
     cut = {

@@ -1,0 +1,171 @@
+"""Attention of prompt rows to the pages of the cache, in one launch: see paged_prefill.cu.
+
+Operations of T rows after L positions: 4 T L Hq D.  Bytes: of each tile of query rows, 2 L D s of
+keys and values, from the second-level cache mostly.  The query heads of a key head are rows of one
+tile, so a tile of 64 rows does 128 / s operations a byte: bound by the tensor cores.  FP32 is
+multiplied without them, by 32 rows at a time, for exactness.
+
+A block is 128 threads for the rows of a tile.  It walks the positions that its last row sees, 32 at
+a time.  The next keys and values are on their way to registers meanwhile.  In 16 bits a block has 2
+times 32 keys and values in shared memory: 37 KB at 128 channels.
+
+Tiles are listed on the host, those that see most positions first, so that short ones fill the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nightjar.kernels.cuda.checks import INT32_MAX, check, check_storage
+from nightjar.kernels.cuda.kernel import STORAGE, Kernel
+from nightjar.kernels.cuda.launch import launch
+from nightjar.kernels.cuda.qkv_post import HEAD_SIZES
+from nightjar.kernels.layout import Tables
+from nightjar.kernels.upload import upload
+
+THREADS = 128
+
+TILE_ROWS = {torch.float16: 64, torch.bfloat16: 64, torch.float32: 32}
+"""Query rows of a block, by storage."""
+
+MOST_TILES = 65535
+"""Blocks of a grid along y."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive rows of one sequence: `first` of q, how many, and the positions that the first of
+    them sees."""
+
+    first: int
+    rows: int
+    seen: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Spans on the device, cut into tiles.
+
+    tables: int32[n, W], the blocks of each span's sequence; spans: int32[n, 3], as Span; tiles:
+    int32[M, 2], a span (-1: no work) and the first of its query rows, counted over tokens and the
+    query heads of a key head.
+    """
+
+    tables: Tensor
+    spans: Tensor
+    tiles: Tensor
+
+    @staticmethod
+    def of(
+        tables: Tables,
+        spans: Sequence[Span],
+        widths: Sequence[int],
+        heads_per_kv: int,
+        tile_rows: int,
+        device: torch.device,
+    ) -> Tiles:
+        """Cut spans into tiles of `tile_rows` query rows.
+
+        widths: of each table, the blocks that the span's rows see.
+        """
+        listed = np.zeros((len(spans), max(1, *widths)), dtype=np.int32)
+        for i, width in enumerate(widths):
+            listed[i, :width] = tables.table(i, width)
+        triples = np.array([(one.first, one.rows, one.seen) for one in spans], dtype=np.int32)
+        counts = -(-triples[:, 1] * heads_per_kv // tile_rows)
+        owners = np.repeat(np.arange(len(spans)), counts)
+        firsts = np.repeat(np.cumsum(counts) - counts, counts)
+        begins = (np.arange(owners.size) - firsts) * tile_rows
+        sees = triples[owners, 2] + begins // heads_per_kv
+        order = np.argsort(-sees, kind="stable")
+        tiles = np.stack((owners, begins), axis=1)[order].astype(np.int32)
+        moved = (upload(torch.from_numpy(x), device) for x in (listed, triples, tiles))
+        return Tiles(*moved)
+
+
+def paged_prefill(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tiles: Tiles,
+    scale: float,
+    *,
+    causal: bool,
+    lse: Tensor | None = None,
+) -> Tensor:
+    """Attention of spans of rows to the cached positions of their sequences.
+
+    q: [T, Hq, D], rows at any stride; keys, values: [blocks, Hkv, S, D], one layer, S a power of
+    two; causal: each row of a span sees one position more than the row before it; else all see the
+    same.  A row that sees nothing is 0.
+    lse: float32[T, Hq], filled with the log-sum-exp of the scores, for merge_attention.
+    Returns [T, Hq, D] in q's dtype; rows of no span are not written.  A row's bits depend on its
+    own sequence alone.
+    """
+    _check(q, keys, values, tiles)
+    if lse is not None:
+        check("lse", lse, torch.float32, q.shape[:2], like=q)
+    rows, heads, head_size = q.shape
+    kv_heads, block_size = keys.shape[1:3]
+    out = torch.empty(rows, heads, head_size, dtype=q.dtype, device=q.device)
+    launch(
+        Kernel.of("paged_prefill", "paged_prefill", q.dtype, head_size),
+        (kv_heads, tiles.tiles.shape[0]),
+        (THREADS,),
+        q,
+        np.int64(q.stride(0)),
+        keys,
+        values,
+        tiles.tables,
+        np.int32(tiles.tables.shape[1]),
+        tiles.spans,
+        tiles.tiles,
+        np.int32(kv_heads),
+        np.int32(heads // kv_heads),
+        np.int32(block_size.bit_length() - 1),
+        np.int32(causal),
+        np.float32(scale),
+        out,
+        lse,
+    )
+    return out
+
+
+def specialisations() -> Iterator[Kernel]:
+    """Yield every instance that the engine uses."""
+    for storage in STORAGE:
+        for head_size in HEAD_SIZES:
+            yield Kernel.of("paged_prefill", "paged_prefill", storage, head_size)
+
+
+def _check(q: Tensor, keys: Tensor, values: Tensor, tiles: Tiles) -> None:
+    """See check."""
+    check_storage("q", q)
+    check("q", q, q.dtype, (None, None, None), strided=True)
+    rows, heads, head_size = q.shape
+    if head_size not in HEAD_SIZES:
+        raise ValueError(f"heads of {head_size} channels: there are kernels for {HEAD_SIZES}")
+    if (rows > 1 and q.stride(0) * q.element_size() % 16) or q.data_ptr() % 16:
+        raise ValueError("q: every row must begin at a multiple of 16 bytes; copy it first")
+    if q.stride(1) != head_size:
+        raise ValueError("q: the heads of a row must lie one after another; copy it first")
+    check("keys", keys, q.dtype, (None, None, None, head_size), like=q)
+    check("values", values, q.dtype, keys.shape, like=q)
+    kv_heads, block_size = keys.shape[1:3]
+    if heads % kv_heads:
+        raise ValueError(f"{heads} query heads cannot share {kv_heads} key heads evenly")
+    if block_size & (block_size - 1):
+        raise ValueError(f"cache blocks of {block_size} positions: take a power of two")
+    if keys.numel() // head_size > INT32_MAX:
+        raise ValueError(f"a cache of {keys.numel() // head_size} rows: at most {INT32_MAX}")
+    spans = tiles.spans.shape[0]
+    check("spans", tiles.spans, torch.int32, (None, 3), like=q)
+    check("tables", tiles.tables, torch.int32, (spans, None), like=q)
+    check("tiles", tiles.tiles, torch.int32, (None, 2), like=q)
+    if tiles.tiles.shape[0] > MOST_TILES:
+        raise ValueError(f"{tiles.tiles.shape[0]} tiles: at most {MOST_TILES} at once")
