@@ -48,8 +48,9 @@ class RowWise {
  private:
   static constexpr int LANES = row_lanes<CHANNELS, HEAD_SIZE>();
   static constexpr int STEP = THREADS / LANES;  // cached rows that the block reads at once
-  // More query heads leave fewer registers.
-  static constexpr int MOST = GROUP == 1 ? 8 : 4, UNROLL = MOST * STEP < SPLIT ? MOST : SPLIT / STEP;
+  // More query heads leave fewer registers.  So do idle lanes beside the scales of FP8.
+  static constexpr int MOST = GROUP > 1 || (IS_FP8<S> && LANES * CHANNELS > HEAD_SIZE) ? 4 : 8;
+  static constexpr int UNROLL = MOST * STEP < SPLIT ? MOST : SPLIT / STEP;
   static constexpr int BATCH = UNROLL * STEP;
   static_assert(HEAD_SIZE % CHANNELS == 0 && LANES <= WARP, "a row is whole loads of a warp");
   static_assert(SPLIT % BATCH == 0 && SPLIT % WARP == 0, "a split is whole batches");
