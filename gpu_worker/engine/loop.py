@@ -137,10 +137,7 @@ class Engine:
         if self.windows is not None and self.windows.in_flight:
             results.extend(self._land(self.windows))
         elif plan := self._schedule():
-            if self.windows is not None and self.windows.serves(plan):
-                results.extend(self._launch(self.windows, plan))
-            else:
-                results.extend(self._process(self._forward(plan)))
+            results.extend(self._run(plan))
         if self.rescue is not None and self.rescue.has_work:
             with self._meter.phase("recompute"):
                 results.extend(self.rescue.step())
@@ -168,29 +165,42 @@ class Engine:
         self._cancelled.clear()
         return results
 
-    def _launch(self, windows: DecodeWindows, plan: StepPlan) -> list[Result]:
-        """Launch decode steps on the device without the host; if that raises, never again."""
-        try:
-            windows.start(plan.decodes, crowded=self.scheduler.has_waiting)
-        except Exception:
-            logger.exception(GIVEN_UP, extra={"action": "windows_given_up"})
-            self._give_windows_up()
-            return self._process(self._forward(plan))
-        return []
+    def _run(self, plan: StepPlan) -> list[Result]:
+        """Compute a plan: what the device can continue by itself in a window, the rest at once."""
+        windows = self.windows
+        division = None if windows is None else windows.divide(plan)
+        if windows is not None and division is not None:
+            windowed, single = division
+            crowded = self.scheduler.has_waiting
+            if self._launched(lambda: windows.start(windowed, crowded=crowded, single=single)):
+                plan = StepPlan(decodes=single, arrivals=plan.arrivals)
+        return self._process(self._forward(plan)) if plan else []
 
     def _land(self, windows: DecodeWindows) -> list[Result]:
-        """Launch the next steps after those in flight, and apply the results of the latter."""
-        if not self._disturbed:
-            try:
-                windows.follow(crowded=self.scheduler.has_waiting)
-            except Exception:
-                logger.exception(GIVEN_UP, extra={"action": "windows_given_up"})
-                self._give_windows_up()
+        """Launch the next steps after those in flight, and apply the results of the latter.
+
+        Sequences that the window leaves out get one token beside each window that is launched.
+        """
+        crowded, single = self.scheduler.has_waiting, windows.left_out(self.scheduler.running)
+        follows = not self._disturbed and self._launched(
+            lambda: windows.follow(crowded=crowded, single=single)
+        )
         results: list[Result] = []
         for moved in self._meter.timed("decode", windows.land()):
             self._meter.windowed(len(moved), windows.slots)
             results += self._process(StepOutput(tokens=moved))
+        if follows and (plan := self._plan_beside(windows)):
+            results += self._process(self._forward(plan))
         return results
+
+    def _launched(self, launch: Callable[[], int]) -> int:
+        """Launch steps on the device and return how many; if that raises, none, and never again."""
+        try:
+            return launch()
+        except Exception:
+            logger.exception(GIVEN_UP, extra={"action": "windows_given_up"})
+            self._give_windows_up()
+            return 0
 
     def _give_windows_up(self) -> None:
         """Compute step by step from now on, if the device still works."""
@@ -203,6 +213,13 @@ class Engine:
         with self._meter.phase("schedule"):
             plan = self.scheduler.schedule()
             plan.arrivals = self._upkeep.prepare(self.scheduler.take_copies())
+        return plan
+
+    def _plan_beside(self, windows: DecodeWindows) -> StepPlan:
+        """Build the plan of the sequences that a window leaves out, and prepare its blocks."""
+        with self._meter.phase("schedule"):
+            plan = self.scheduler.decode(windows.left_out(self.scheduler.running))
+            self._upkeep.prepare(self.scheduler.take_copies())
         return plan
 
     def _forward(self, plan: StepPlan) -> StepOutput:

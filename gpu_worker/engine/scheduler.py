@@ -55,9 +55,7 @@ class Scheduler:
 
     def schedule(self) -> StepPlan:
         """Plan one step and hold the blocks it writes."""
-        plan = StepPlan(decodes=self.running)
-        for sequence in plan.decodes:
-            sequence.held.grow(sequence.length)
+        plan = self.decode(self.running)
         self._rows = self._config.max_step_tokens - len(plan.decodes)
         self._slots = self._config.slots - len(plan.decodes)
         self._urgent_slots = self._config.urgent_slots + min(0, self._slots)
@@ -67,6 +65,12 @@ class Scheduler:
                 self._advance(job, plan)
         self._admit(plan)
         return plan
+
+    def decode(self, running: Sequence[GenerateSequence]) -> StepPlan:
+        """Plan the next token of running sequences alone, and hold the blocks that it writes."""
+        for sequence in running:
+            sequence.held.grow(sequence.length)
+        return StepPlan(decodes=list(running))
 
     def settle(self, work: PromptWork | RankWork) -> None:
         """Note that a part of the plan was computed.

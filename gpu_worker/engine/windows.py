@@ -19,15 +19,22 @@ from nightjar.gpu_worker.engine.device_state import (
     token_texts,
 )
 from nightjar.gpu_worker.engine.graphs import WARM_UPS, CudaGraphs, Recorder, Step, eager
-from nightjar.gpu_worker.engine.logits_processors import LogitsProcessors
 from nightjar.gpu_worker.engine.plan import StepPlan
 from nightjar.gpu_worker.engine.sequence import Choice, GenerateSequence
 from nightjar.gpu_worker.engine.upkeep import CacheUpkeep
+from nightjar.gpu_worker.engine.window_policy import (
+    FEWEST_STEPS,
+    Division,
+    divide,
+    most_steps,
+    needs_host,
+    window_length,
+)
 from nightjar.gpu_worker.models import Decoder, KVTensors, TokenBatch
 from nightjar.kernels import Column, PagedTensors
 
-IDLE_SHARE = 8
-"""While requests wait, at most one step of a slot in so many may compute nothing."""
+SHAPES_HELD = 64
+"""Most shapes of a step that keep their tensors and their graph."""
 
 Moved = list[tuple[GenerateSequence, Choice | None]]
 """The token of each sequence in one step; None where its scores were not finite."""
@@ -54,7 +61,7 @@ class DecodeWindows:
     end. While one window computes, the host takes in the one before it, so that a sequence that
     ends by a stop is found out one window late; its slot computes nothing until then.
 
-    record: makes a step cheaper to launch; it is used once for each shape.
+    record: makes a step cheaper to launch; it is used once for each shape that is held.
     """
 
     def __init__(
@@ -75,10 +82,12 @@ class DecodeWindows:
         banned = sorted(set(config.banned_token_ids))
         self._banned = torch.tensor(banned, dtype=torch.int64, device=model.device)
         self._texts = token_texts(token_bytes, model.device)
-        self._seen: SeenTokens | None = None
-        self._steps: dict[Shape, tuple[DeviceBatch, Step]] = {}
+        most = slots_for(config.slots + config.urgent_slots)
+        self._seen = SeenTokens.allocate(most, model.config.vocab_size, model.device)
+        self._steps: dict[Shape, tuple[DeviceBatch, Step]] = {}  # the least recently used first
         self._sequences: list[GenerateSequence] = []
         self._shape: Shape | None = None
+        self._filled = 0  # sequences of the batch, those beside the window included
         self._flying: deque[Window] = deque()
 
     @property
@@ -106,48 +115,58 @@ class DecodeWindows:
         """How many shapes of a step have tensors and, where steps are captured, a graph."""
         return len(self._steps)
 
-    def serves(self, plan: StepPlan) -> bool:
-        """Whether a plan can be the first step of a window.
+    def divide(self, plan: StepPlan) -> Division | None:
+        """Return the sequences of the next window and those beside it; see `window_policy`."""
+        return divide(plan, self._config.window_steps)
 
-        It must hold only running sequences, and the device must be able to continue each of them.
-        """
-        alone = plan.decodes and not plan.prompts and not plan.ranks
-        return self._config.window_steps > 1 and bool(alone) and all(map(_serves, plan.decodes))
+    def left_out(self, running: Sequence[GenerateSequence]) -> list[GenerateSequence]:
+        """Return the running sequences that the last window does not compute."""
+        mine = set(self._sequences)
+        return [sequence for sequence in running if sequence not in mine]
 
     @torch.inference_mode()
-    def start(self, sequences: Sequence[GenerateSequence], *, crowded: bool) -> None:
-        """Copy running sequences to the device, and launch their first window.
+    def start(
+        self,
+        sequences: Sequence[GenerateSequence],
+        *,
+        crowded: bool,
+        single: Sequence[GenerateSequence] = (),
+    ) -> int:
+        """Copy running sequences to the device, and launch their first window; return its steps.
 
         crowded: requests wait for a slot, so that no slot should stay free for long.
+        single: the sequences that get one token beside each window.
         """
         shape = Shape.of(sequences, self._block_size)
         batch, _ = self._step_of(shape)
         self._sequences, self._shape = list(sequences), shape
-        self._grow(steps := self._length(crowded))
+        self._filled = len(sequences) + len(single)
+        most = most_steps(len(sequences), single, self._config.window_steps)
+        self._grow(steps := self._length(most, crowded))
         batch.load(self._sequences, self._block_size)
         self.launch(steps)
+        return steps
 
     @torch.inference_mode()
-    def follow(self, *, crowded: bool) -> bool:
-        """Launch the next window after the running one, if that is useful; return whether it was.
+    def follow(self, *, crowded: bool, single: Sequence[GenerateSequence] = ()) -> int:
+        """Launch the next window after the running one; return its steps, 0 where it is no use.
 
         No request may have come or been cancelled since the first window.
         """
         running = [sequence for sequence in self._sequences if sequence.table is not None]
-        if self._shape is None or not running:
-            return False
-        if crowded and len(running) < len(self._sequences):
-            return False  # a slot is free
-        if slots_for(len(running)) < self._shape.slots:
-            return False  # fewer slots would do
-        steps = self._length(crowded)
-        if steps < 1:
-            return False
-        self._grow(steps)
-        batch, _ = self._step_of(self._shape)
-        batch.load_tables(self._sequences)
-        self.launch(steps)
-        return True
+        filled = len(running) + len(single)
+        has_room = crowded and filled < self._filled
+        if self._shape is None or has_room or _pauses(running, single, self._shape):
+            return 0
+        self._filled = max(filled, self._filled)  # a beam search begins with one sequence
+        most = most_steps(len(running), single, self._config.window_steps)
+        steps = self._length(most, crowded) if most >= FEWEST_STEPS else 0
+        if steps:
+            self._grow(steps)
+            batch, _ = self._step_of(self._shape)
+            batch.load_tables(self._sequences)
+            self.launch(steps)
+        return steps
 
     def land(self) -> Iterator[Moved]:
         """Wait for the oldest window; yield the tokens of each of its steps.
@@ -174,7 +193,7 @@ class DecodeWindows:
                     f"host has {len(sequence.generated)}"
                 )
 
-    def _length(self, crowded: bool) -> int:
+    def _length(self, most: int, crowded: bool) -> int:
         """Steps of the next window; 0 where every sequence ends by its length before it."""
         under_way = sum(self.steps_under_way)
         left = [
@@ -182,7 +201,7 @@ class DecodeWindows:
             for sequence in self._sequences
             if sequence.table is not None
         ]
-        return window_length(left, self._config.window_steps, crowded=crowded)
+        return window_length(left, most, crowded=crowded)
 
     def _grow(self, steps: int) -> None:
         """Hold the blocks that the next steps write, and the next one's after them."""
@@ -210,15 +229,18 @@ class DecodeWindows:
         self._flying.append(Window(steps, tokens, rows, landed))
 
     def _step_of(self, shape: Shape) -> tuple[DeviceBatch, Step]:
-        """Return the tensors of a shape and its step, which is recorded when first needed."""
-        if shape not in self._steps:
-            vocab_size, device = self._model.config.vocab_size, self._model.device
-            slots = shape.slots
-            if self._seen is None or self._seen.counts.shape[0] < slots:
-                self._seen = SeenTokens.allocate(slots, vocab_size, device)
-            steps = max(self._config.window_steps, WARM_UPS + 1)
-            batch = DeviceBatch.allocate(shape, self._seen, steps, self._block_size)
-            self._steps[shape] = batch, self.record(lambda: self._step(batch))
+        """Return the tensors of a shape and its step, which is recorded when first needed.
+
+        A new shape may take the place of the least recently used one.  No window is in flight then.
+        """
+        if shape in self._steps:
+            self._steps[shape] = self._steps.pop(shape)
+            return self._steps[shape]
+        steps = max(self._config.window_steps, WARM_UPS + 1)
+        batch = DeviceBatch.allocate(shape, self._seen, steps, self._block_size)
+        self._steps[shape] = batch, self.record(lambda: self._step(batch))
+        if len(self._steps) > SHAPES_HELD:
+            del self._steps[next(iter(self._steps))]
         return self._steps[shape]
 
     def _step(self, batch: DeviceBatch) -> None:
@@ -255,34 +277,13 @@ class DecodeWindows:
         kernels.step_update(tokens, state, self._texts, batch.stops, self._block_size)
 
 
-def window_length(left: Sequence[int], most: int, *, crowded: bool) -> int:
-    """Return the steps of a window, up to `most`; 0 where no sequence has a step left.
-
-    left: the most steps that each sequence still has.  crowded: requests wait for slots.  A slot
-    without a sequence costs its share of a step.  A step that the host launches kernel by kernel,
-    to add one request, costs several steps.  So a window ends when one step of a slot in
-    IDLE_SHARE would compute nothing.
-    """
-    steps = min(most, max(left))
-    while crowded and IDLE_SHARE * sum(max(0, steps - own) for own in left) > steps * len(left):
-        steps -= 1
-    return steps
-
-
-def _serves(sequence: GenerateSequence) -> bool:
-    """Whether the device can continue a sequence by itself.
-
-    The host is needed for log-probabilities, beams, adapters and what `LogitsProcessors.need_host`
-    names. It is also needed until `min_tokens` are generated, because end tokens are blocked.
-    """
-    params = sequence.sampling
-    return (
-        params.logprobs is None
-        and params.beams is None
-        and not LogitsProcessors.need_host(params)
-        and len(sequence.generated) >= params.min_tokens
-        and sequence.job.request.adapter is None
-    )
+def _pauses(
+    running: Sequence[GenerateSequence], single: Sequence[GenerateSequence], shape: Shape
+) -> bool:
+    """Whether another window would serve the sequences better than one more of this shape."""
+    half_would_do = 2 * slots_for(len(running)) <= shape.slots
+    some_can_join = not all(map(needs_host, single))
+    return not running or half_would_do or some_can_join
 
 
 def _read_back(found: Tensor) -> Tensor:

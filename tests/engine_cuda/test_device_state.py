@@ -63,7 +63,9 @@ def test_a_text_begins_on_the_device_where_the_host_has_it(on_device, texts, mon
 
 
 def test_few_shapes_serve_all_batches(on_device, texts):
-    assert [slots_for(n) for n in (1, 8, 9, 200, 256)] == [8, 8, 16, 256, 256]
+    counts = (1, 8, 9, 33, 64, 65, 129, 200, 256, 264)
+    assert [slots_for(n) for n in counts] == [8, 8, 16, 40, 64, 80, 144, 208, 256, 272]
+    assert len({slots_for(n) for n in range(1, 265)}) == 21
     engine, _ = flying(on_device, texts, generate(1, prompt(5), max_tokens=100), window_steps=2)
     assert Shape.of(engine.scheduler.running, 32) == Shape(slots=8, width=4, ends=4, states=64)
 

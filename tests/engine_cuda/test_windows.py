@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from nightjar.gpu_worker.engine import loop
-from nightjar.gpu_worker.engine.windows import DecodeWindows, window_length
+from nightjar.gpu_worker.engine.window_policy import window_length
+from nightjar.gpu_worker.engine.windows import DecodeWindows
 from nightjar.gpu_worker.models import KVTensors, load_model
 from tests.engine_cuda.requests import CACHE, engine_of, prompt, tokens
 from tests.engines import assert_nothing_held, drain, generate, run
