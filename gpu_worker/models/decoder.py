@@ -112,7 +112,7 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute scores over the vocabulary: [N, H] -> float32[N, V]."""
-        return kernels.linear(hidden, self.weights.head).float()
+        return kernels.linear(hidden, self.weights.head, out_dtype=torch.float32)
 
     def token_nll(self, hidden: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
         """Negative log-likelihood of targets[i] after hidden[rows[i]]: see kernels.token_nll."""

@@ -87,6 +87,22 @@ __device__ __forceinline__ void fetch_ahead(const void* from, int bytes) {
 #endif
 }
 
+// Adds to a number that blocks share, and returns what it was.  What a block that added earlier wrote
+// before it is seen by what a block that adds later reads after it.  It needs no fence beside it (PTX
+// ISA, memory consistency model: a release and an acquire, ordered through the barriers of a block).
+__device__ __forceinline__ int add_acq_rel(int* at, int value) {
+#ifdef CUDA_ON_HOST
+  return cuda_host::add_acq_rel(at, value);
+#else
+  int before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(__cvta_generic_to_global(at)), "r"(value)
+               : "memory");
+  return before;
+#endif
+}
+
 // The same number, without the compiler's knowing it: what follows from it is computed where it stands.
 __device__ __forceinline__ int opaque(int x) {
   asm volatile("" : "+r"(x));

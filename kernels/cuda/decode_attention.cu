@@ -85,14 +85,12 @@ __device__ __forceinline__ void merge_splits(const float* parts, const float* st
 
 // Whether this is the last of so many blocks to come here; what the others wrote before can be read
 // then, past the caches of a multiprocessor.  arrived: 0 before the first comes, and after the last.
-// Barrier and fence on both sides of the count, as cooperative groups wait for a grid.
+// A barrier on both sides of the count: the first thread publishes and acquires for its whole block.
 __device__ __forceinline__ bool comes_last(int* arrived, int blocks) {
   __shared__ bool last;
   __syncthreads();
   if (threadIdx.x == 0) {
-    __threadfence();  // what the block wrote is seen before its arrival is
-    last = atomicAdd(arrived, 1) == blocks - 1;
-    __threadfence();  // and read after the others'
+    last = add_acq_rel(arrived, 1) == blocks - 1;
     if (last) atomicExch(arrived, 0);
   }
   __syncthreads();

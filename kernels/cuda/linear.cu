@@ -93,16 +93,17 @@ __device__ __forceinline__ void fetch_first(const T* weight, int channels, int i
 //
 // x: [rows, inputs], x_stride apart; with a norm instead `stream`, float [rows, inputs].  weight, gate:
 // [channels, inputs]; GATED: y = activation(gate) * weight, 8 channels of each a tile; biases may be
-// null.  The result goes to y [rows, channels], or if that is null it is added to `onto`, float [rows,
-// channels].  inputs: a multiple of 8.  next, and next_too if it is gated: weights of the product after
-// this one, [any, next_inputs], of which next_channels are prefetched here, or none.
+// null.  The result goes to y [rows, channels], or if that is null to `wide`, float [rows, channels],
+// without rounding; `adds`: it is added to what is there.  inputs: a multiple of 8.  next, and next_too
+// if it is gated: weights of the product after this one, [any, next_inputs], of which next_channels are
+// prefetched here, or none.
 template <typename T, int NORM, bool GATED>
 __global__ void __launch_bounds__(THREADS, 2)
     linear(const T* __restrict__ x, int64 x_stride, const float* __restrict__ stream,
            const float* __restrict__ norm_weight, const float* __restrict__ norm_bias,
            float epsilon, const T* __restrict__ weight, const T* __restrict__ bias,
            const T* __restrict__ gate, const T* __restrict__ gate_bias, int activation, T* y,
-           float* onto, int rows, int inputs, int channels, const T* __restrict__ next,
+           float* wide, int adds, int rows, int inputs, int channels, const T* __restrict__ next,
            const T* __restrict__ next_too, int next_channels, int next_inputs) {
   constexpr int CHANNELS = GATED ? TILE / 2 : TILE;  // that a tile gives
   extern __shared__ uint4 shared[];
@@ -148,8 +149,8 @@ __global__ void __launch_bounds__(THREADS, 2)
     const int64 place = static_cast<int64>(own_row) * channels + channel;
     const T added = owns && bias != nullptr ? bias[channel] : narrow<T>(0.0f);
     const T gate_added = owns && gate_bias != nullptr ? gate_bias[channel] : narrow<T>(0.0f);
-    const float before = owns && onto != nullptr ? onto[place] : 0.0f;
-    float sums[4] = {};
+    const float before = owns && adds ? wide[place] : 0.0f;
+    float sums[4] = {}, others[4] = {};  // two chains: a product need not wait for the one before it
     for (int batch = 0; batch < batches; ++batch) {
       const int place = place_of(batch);
       const bool last = batch == batches - 1;
@@ -162,10 +163,12 @@ __global__ void __launch_bounds__(THREADS, 2)
           in = *reinterpret_cast<const uint4*>(row + place + offset(i));
         }
         multiply_tile<T>(sums, {low.x, high.x, low.y, high.y}, {in.x, in.y});
-        multiply_tile<T>(sums, {low.z, high.z, low.w, high.w}, {in.z, in.w});
+        multiply_tile<T>(others, {low.z, high.z, low.w, high.w}, {in.z, in.w});
         ahead.read(i);
       }
     }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i] += others[i];
     store<4>(parts[turn][warp] + lane * 4, sums);
     __syncthreads();  // the other turn's sums are read by then
     const auto whole = [&](int place) {
@@ -181,7 +184,7 @@ __global__ void __launch_bounds__(THREADS, 2)
       if (y != nullptr) {
         y[place] = narrow<T>(value);
       } else {
-        onto[place] = before + value;
+        wide[place] = before + value;
       }
     }
     turn ^= 1;

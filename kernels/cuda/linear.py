@@ -62,6 +62,10 @@ Next: TypeAlias = tuple[Tensor, ...]
 """The weights of the product after this one: one, or of a gated one two of the same shape; none
 where it is not known."""
 
+Target: TypeAlias = tuple[Tensor, bool]
+"""Where a result goes, [M, N] of the weight's dtype or float32, and whether it is added to what is
+there, in float32."""
+
 
 def serves_weight(weight: Tensor) -> bool:
     """Whether `linear` takes a weight [N, K]: of 16 bits, of whole loads."""
@@ -102,9 +106,12 @@ def linear(
     activation: str | None = None,
     gate: Factor | None = None,
     following: Next = (),
+    *,
+    wide: bool = False,
 ) -> Tensor:
     """activation(x @ weight + bias) of x [M, K], its rows at any stride -> [M, N] in x's dtype.
 
+    wide: the result is float32 and not rounded.
     gate: of the weight's shape; then activation(x @ gate) * (x @ weight) (arXiv 2002.05202).
     following: weights that are likely to be read next; they are prefetched.
     A row's bits do not depend on the others.
@@ -114,8 +121,9 @@ def linear(
     """
     weight = factor[0]
     check("x", x, weight.dtype, (None, weight.shape[-1]), strided=True)
-    out = torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
-    _linear(x, None, factor, gate, activation, out, following)
+    dtype = torch.float32 if wide else x.dtype
+    out = torch.empty(x.shape[0], weight.shape[0], dtype=dtype, device=x.device)
+    _linear(x, None, factor, gate, activation, (out, False), following)
     return out
 
 
@@ -124,7 +132,7 @@ def linear_onto(residual: Tensor, x: Tensor, factor: Factor, following: Next = (
     weight = factor[0]
     check("x", x, weight.dtype, (residual.shape[0], weight.shape[-1]), strided=True)
     check("residual", residual, torch.float32, (x.shape[0], weight.shape[0]), like=x)
-    _linear(x, None, factor, None, None, residual, following)
+    _linear(x, None, factor, None, None, (residual, True), following)
 
 
 def normed_linear(
@@ -146,7 +154,7 @@ def normed_linear(
         raise ValueError(f"{weight.shape[-1]} inputs with a norm: at most {most}")
     shape = residual.shape[0], weight.shape[0]
     out = torch.empty(shape, dtype=weight.dtype, device=residual.device)
-    _linear(residual, norm, factor, gate, activation, out, following)
+    _linear(residual, norm, factor, gate, activation, (out, False), following)
     return out
 
 
@@ -164,17 +172,17 @@ def _linear(
     factor: Factor,
     gate: Factor | None,
     activation: str | None,
-    out: Tensor,
+    target: Target,
     following: Next,
 ) -> None:
-    """Check, choose the instance and start it; out: [M, N] of the weight's dtype, or a stream."""
-    weight = factor[0]
+    """Check, choose the instance and start it."""
+    weight, (out, adds) = factor[0], target
     _check(x, factor, gate, activation, following)
     rows, (channels, inputs) = x.shape[0], weight.shape
     kind = "PLAIN" if norm is None else "RMS" if norm.bias is None else "LAYER"
     tiles = ceil_div(channels, TILE if gate is None else TILE // 2)
     shared_bytes = 0 if norm is None else rows * (inputs + ROW_PAD) * weight.element_size()
-    adds = out.dtype == torch.float32
+    is_wide = out.dtype == torch.float32
     launch(
         Kernel.of("linear", "linear", weight.dtype, kind, gate is not None),
         (min(tiles, _resident_blocks(x, shared_bytes)) if rows else 0,),
@@ -183,8 +191,9 @@ def _linear(
         *factor,
         *(gate or (None, None)),
         np.int32(0 if activation is None else 1 + list(KINDS).index(activation)),
-        None if adds else out,
-        out if adds else None,
+        None if is_wide else out,
+        out if is_wide else None,
+        np.int32(adds),
         np.int32(rows),
         np.int32(inputs),
         np.int32(channels),

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from nightjar.kernels.cuda.activation import activation as apply_activation
 from nightjar.kernels.cuda.linear import (
+    STORAGE,
     Factor,
     Next,
     linear,
@@ -65,11 +66,12 @@ class DeviceWeight(LinearWeight):
         return self if found is None else replace(self, following=found)
 
     def linear(self, x: Tensor, activation: str | None, out_dtype: torch.dtype | None) -> Tensor:
-        """As LinearWeight says."""
-        if self.is_wide(x):
+        """As LinearWeight says; what is to be FP32 is not rounded to 16 bits before."""
+        if self.is_wide(x) or (out_dtype == torch.float32 and self.data.dtype in STORAGE):
             y = self.wide_product(x)
             y = y if activation is None else apply_activation(y, activation)
-            y = y if self.wide.results else y.to(self.data.dtype)
+            wants_wide = self.wide.results or out_dtype == torch.float32
+            y = y if wants_wide else y.to(self.data.dtype)
         elif _is_small(x, self.data):
             y = linear(x, self.factor, activation, following=self.following)
         else:
@@ -121,8 +123,7 @@ class DeviceWeight(LinearWeight):
         if x.dtype == torch.float32 and self.data.dtype == torch.float16:
             x, scale = scaled_rows(x)
         if _is_small(x, self.data):
-            y = torch.zeros(x.shape[0], self.out_features, dtype=torch.float32, device=x.device)
-            linear_onto(y, x, (self.data, None), self.following)
+            y = linear(x, (self.data, None), following=self.following, wide=True)
         elif x.is_cuda:
             y = torch.mm(x, self.data.t(), out_dtype=torch.float32)
         else:  # tests run the kernels on the CPU

@@ -80,13 +80,15 @@ extern "C" __global__ void one_late_reader(int* out) {
 }
 
 // The last block to arrive adds up what the others left.
-template <bool kRelease, bool kAcquire>
+template <bool kRelease, bool kAcquire, bool kAtOnce = false>
 __global__ void last_block_sums(float* partial, unsigned* arrived, float* out) {
   __shared__ bool last;
   if (threadIdx.x == 0) {
     partial[blockIdx.x] = blockIdx.x + 1;
     if (kRelease) __threadfence();
-    last = atomicAdd(arrived, 1u) == gridDim.x - 1;
+    const unsigned before =
+        kAtOnce ? cuda_host::add_acq_rel(arrived, 1u) : atomicAdd(arrived, 1u);
+    last = before == gridDim.x - 1;
     if (kAcquire) __threadfence();
   }
   __syncthreads();
@@ -104,6 +106,7 @@ NAMES = [
     "two_sums<false, true>",
     *(f"read_the_other_lane<{order}>" for order in range(6)),
     *(f"last_block_sums<{a}, {b}>" for a in ("true", "false") for b in ("true", "false")),
+    "last_block_sums<false, false, true>",
 ]
 
 
@@ -258,9 +261,10 @@ def test_readers_of_the_writers_own_warp_are_ordered(module, seed):
     assert (out == 5).all()
 
 
-def last_block(module, release, acquire, seed):
+def last_block(module, release, acquire, seed, at_once=False):
     args = (np.zeros(5, np.float32), np.zeros(1, np.uint32), np.zeros(1, np.float32))
-    name = f"last_block_sums<{str(release).lower()}, {str(acquire).lower()}>"
+    chosen = (release, acquire, True) if at_once else (release, acquire)
+    name = f"last_block_sums<{', '.join(map(str, chosen)).lower()}>"
     with schedule(seed):
         module.get_function(name)((5,), (64,), args)
     return args[2][0]
@@ -269,6 +273,11 @@ def last_block(module, release, acquire, seed):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_fences_around_an_atomic_hand_results_to_another_block(module, seed):
     assert last_block(module, release=True, acquire=True, seed=seed) == 15
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_so_does_an_atomic_that_acquires_and_releases(module, seed):
+    assert last_block(module, release=False, acquire=False, seed=seed, at_once=True) == 15
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from nightjar.kernels import Norm, cuda, pack_linear, reference
-from nightjar.kernels.cuda import kernel_budget, launch
+from nightjar.kernels.cuda import kernel_budget, launch, packing
 from nightjar.kernels.cuda import linear as module
 from nightjar.kernels.cuda.linear import MAX_NORMED_INPUTS, MAX_ROWS, SHARE, STORAGE
 from nightjar.kernels.cuda.packing import sum_in_fp32
@@ -138,6 +138,31 @@ def test_what_is_added_to_the_stream_is_not_rounded_first(device, dtype, rows):
     residual = stream.clone().to(device)
     cuda.linear.linear_onto(residual, x.to(device), moved(given, device))
     close(residual, stream.double() + exact(x, given), slack=1e-5)
+
+
+@storages
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_wide_result_is_not_rounded(device, dtype, gated):
+    x, given = random((5, 264), dtype), factor(40, 264, dtype)
+    gate = factor(40, 264, dtype, seed=5) if gated else None
+    on_device = x.to(device), moved(given, device), "relu", moved(gate, device)
+    got = cuda.linear.linear(*on_device, wide=True)
+    assert got.dtype == torch.float32
+    wanted = exact(x, gate).relu() * exact(x, given) if gated else exact(x, given).relu()
+    close(got, wanted, slack=1e-5)
+
+
+@storages
+@pytest.mark.parametrize("rows", [1, 8, 9])
+def test_a_product_that_is_to_be_fp32_is_not_rounded_before(device, dtype, rows):
+    """Few rows and many: cuBLAS writes FP32, too."""
+    x, given = random((rows, 264), dtype), factor(40, 264, dtype)
+    packed = packing.pack_linear(*moved(given, device))
+    got = packed.linear(x.to(device), None, torch.float32)
+    assert got.dtype == torch.float32
+    close(got, exact(x, given), slack=1e-5)
+    activated = packed.linear(x.to(device), "relu", torch.float32)
+    close(activated, exact(x, given).relu(), slack=1e-5)
 
 
 @storages

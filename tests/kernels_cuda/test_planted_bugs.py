@@ -172,20 +172,14 @@ PLANTED = {
     ),
     "splits merged by the first block to come": (
         "decode_attention",
-        "atomicAdd(arrived, 1) == blocks - 1",
-        "atomicAdd(arrived, 1) == 0",
+        "add_acq_rel(arrived, 1) == blocks - 1",
+        "add_acq_rel(arrived, 1) == 0",
         sum_of_lengths,
     ),
-    "a split that is not written when its block has come": (
+    "splits that no block publishes or acquires": (
         "decode_attention",
-        "    __threadfence();  // what the block wrote is seen before its arrival is\n",
-        "",
-        sum_of_lengths,
-    ),
-    "splits read before the last block has come": (
-        "decode_attention",
-        "    __threadfence();  // and read after the others'\n",
-        "",
+        "add_acq_rel(arrived, 1)",
+        "atomicAdd(arrived, 1)",
         sum_of_lengths,
     ),
     "an arrival while the block still writes": (
@@ -305,6 +299,12 @@ PLANTED = {
         "    turn ^= 1;\n",
         "",
         partial(product.test_every_channel_is_written_once, "cpu", 250, False),
+    ),
+    "one of a warp's two chains of sums": (
+        "linear",
+        "    for (int i = 0; i < 4; ++i) sums[i] += others[i];\n",
+        "",
+        partial(product.test_every_number_of_rows, "cpu", torch.float16, 3),
     ),
     "sums of warps that are not there yet": (
         "linear",

@@ -47,3 +47,17 @@ CUDA_HOST_ATOMIC(atomicExch, float, value)
 CUDA_HOST_ATOMIC(atomicAdd, double, old + value)
 #undef CUDA_HOST_ATOMIC_INTEGER
 #undef CUDA_HOST_ATOMIC
+
+namespace cuda_host {
+
+// Stands in for atom.acq_rel.gpu.add.  It is as strong as fences on both sides, which order more: also
+// what other atomics of the thread publish and read.
+template <class T>
+__forceinline__ T add_acq_rel(T* address, T value) {
+  cuda_host_fence();
+  const T old = atomicAdd(address, value);
+  cuda_host_fence();
+  return old;
+}
+
+}  // namespace cuda_host
