@@ -1,22 +1,30 @@
 """What PostgreSQL writes for a row: bytes of its write-ahead log by step, and of its tables.
 
 One process submits a job, plans it, dispatches it, and claims and finishes its micro-batches, each
-by the store's own calls. Prompts and answers have 400 characters, half of them of three bytes. A
-checkpoint comes first, so that images of whole pages are counted as at the beginning of a night.
+by the store's own calls. Prompts and answers have 400 characters, most of them of three bytes, and
+200 tokens. `--texts` names a file of texts, one a line; else they are drawn. A checkpoint comes
+first, so that images of whole pages are counted as at the beginning of a night.
+
+What is stored is without the token ids of rows that have ended: vacuum gives their room back.
 """
 
+import re
 from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from itertools import islice
 from pathlib import Path
 
 import sqlalchemy as sa
 
-from benchmarks.control_plane.requests import prompts, submit
+from benchmarks.control_plane.requests import submit
 from benchmarks.control_plane.services import fresh_database
+from benchmarks.drawn_texts import drawn_texts
 from benchmarks.harness import Benchmark, Figures
+from benchmarks.statement_costs import counted
 from nightjar.checkpoints import ModelDirectory
+from nightjar.jobs.asked import without_texts
 from nightjar.jobs.records import EncodedRequest, MicroBatchRef, NewMicroBatch, NewResult
 from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store import Store
@@ -26,8 +34,11 @@ EACH = 128
 """Requests of a micro-batch, as the settings have it."""
 CHUNK = 2_048
 CHARACTERS = 400
+TOKENS = 200
 MODEL = "f" * 64
 OWNER = "worker"
+_PARTITION = re.compile(r"_p\d+$")  # that of today holds all rows
+_SOON_DELETED = ("micro_batch_tokens",)
 _WRITTEN = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
 _SIZES = """
 SELECT relname, pg_total_relation_size(oid), pg_indexes_size(oid) FROM pg_class
@@ -66,24 +77,32 @@ def measure(args: Namespace, folder: Path) -> Figures:
         store.migrate()
         admin.exec_driver_sql("CHECKPOINT")
         log = Log(admin)
-        texts = [(text * 4)[:CHARACTERS] for text in prompts(args.model, args.rows)]
-        with log.of("submit"):
-            job_id = submit(store, texts, merge_equal=False)
-        compute(store, log, job_id, args.model, texts)
+        texts = _texts(args.texts, args.rows)
+        with counted(store) as costs:
+            with log.of("submit"):
+                job_id = submit(store, texts, merge_equal=False)
+            compute(store, log, job_id, args.model, texts)
         tables = {
-            name: {"bytes": round(size / args.rows, 1), "indexes": round(indexes / args.rows, 1)}
+            _PARTITION.sub("", name): {
+                "bytes": round(size / args.rows, 1),
+                "indexes": round(indexes / args.rows, 1),
+            }
             for name, size, indexes in admin.exec_driver_sql(_SIZES)
             if size > 4 * args.rows
         }
-        hot = {name: round(share, 3) for name, share in admin.exec_driver_sql(_HOT)}
+        hot = {
+            _PARTITION.sub("", name): round(share, 3) for name, share in admin.exec_driver_sql(_HOT)
+        }
     steps = {name: round(count / args.rows, 1) for name, count in log.bytes.items()}
-    stored = sum(table["bytes"] for table in tables.values())
+    stored = sum(table["bytes"] for name, table in tables.items() if name not in _SOON_DELETED)
     return {
         "rows": args.rows,
+        "text_bytes": round(sum(len(text.encode()) for text in texts) / len(texts), 1),
         "log_bytes_per_row": steps | {"all": round(sum(steps.values()), 1)},
         "stored_bytes_per_row": round(stored, 1),
         "tables": tables,
         "hot_updates": hot,
+        "statements": costs.per_row(args.rows),
     }
 
 
@@ -96,9 +115,12 @@ def compute(store: Store, log: Log, job_id: str, model: Path, texts: list[str]) 
         with log.of("plan"):
             refs = store.planning.save_plan(
                 job_id,
-                [EncodedRequest(id_, [found]) for id_, found in zip(ids, tokens, strict=True)],
                 [
-                    NewMicroBatch(RequestKind.GENERATE, 256, ids[at : at + EACH], 116 * EACH)
+                    EncodedRequest(one.id, [found[:TOKENS]], asked=without_texts(one.body))
+                    for one, found in zip(queued, tokens, strict=True)
+                ],
+                [
+                    NewMicroBatch(RequestKind.GENERATE, 256, ids[at : at + EACH], TOKENS * EACH)
                     for at in range(0, len(ids), EACH)
                 ],
                 fingerprint=MODEL,
@@ -123,7 +145,7 @@ def answer(store: Store, log: Log, ref: MicroBatchRef, texts: list[str]) -> None
                     {"index": 0, "text": texts[one.id % len(texts)], "finish_reason": "length"}
                 ]
             },
-            prompt_tokens=100,
+            prompt_tokens=TOKENS,
             completion_tokens=100,
             requested_tokens=100,
             finish_reason="length",
@@ -132,6 +154,13 @@ def answer(store: Store, log: Log, ref: MicroBatchRef, texts: list[str]) -> None
     ]
     with log.of("finish"):
         store.leases.finish(ref.id, ref.epoch, OWNER, results)
+
+
+def _texts(path: Path, count: int) -> list[str]:
+    if path == Path():
+        return list(drawn_texts(count, CHARACTERS))
+    with path.open(encoding="utf-8") as lines:
+        return [line.rstrip("\n") for line in islice(lines, count)]
 
 
 @contextmanager
@@ -144,7 +173,10 @@ def administering(url: str) -> Iterator[sa.Connection]:
         yield connection
 
 
-OPTIONS = {"--rows": (50_000, "of the job")}
+OPTIONS = {
+    "--rows": (50_000, "of the job"),
+    "--texts": (Path(), "a file of texts, one a line; drawn unless given"),
+}
 ABOUT: Figures = {"characters": CHARACTERS}
 BENCHMARK = Benchmark("written_bytes", __doc__, measure, options=OPTIONS, about=ABOUT)
 

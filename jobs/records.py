@@ -177,6 +177,8 @@ class EncodedRequest(msgspec.Struct, frozen=True):
     vector_reference: str | None = None  # what the request wrote, which the job keeps so
     adapter: str | None = None  # of a LoRA adapter, as above
     adapter_reference: str | None = None
+    # As `asked.without_texts` gives it. None: workers read the whole body.
+    asked: JsonObject | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +228,10 @@ class CallOutcome:
 
 
 class ClaimedRequest(msgspec.Struct, frozen=True):
-    """A request of a claimed micro-batch, with the token ids of its planning."""
+    """A request of a claimed micro-batch, with the token ids of its planning.
+
+    body: as it was asked, or what `asked.without_texts` leaves of it.
+    """
 
     id: int
     index: int

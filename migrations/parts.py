@@ -6,8 +6,10 @@ Partitions come and go. Unique indexes are in each of them, and foreign keys in 
 import re
 from typing import Any
 
-_PARTITION = re.compile(r"(request|request_body|result)_p\d+")
-_PARTED = ("request", "request_body", "result")
+_PARTITION = re.compile(r"(request|request_body|body_pack|answer_pack|result)_p\d+")
+_PARTED = ("request", "request_body", "body_pack", "answer_pack", "result")
+
+_OF_SQLITE = ("ix_request_micro_batch_id",)
 
 
 def is_partition(name: str | None) -> bool:
@@ -25,4 +27,6 @@ def is_compared(dialect: str, schema_object: Any, name: str | None, kind: str, *
         return True
     if schema_object.table.name not in _PARTED:
         return True
+    if name in _OF_SQLITE:
+        return False
     return kind == "index" and not schema_object.unique

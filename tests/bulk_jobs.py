@@ -18,10 +18,10 @@ EACH = 100
 
 _JOB = """
 INSERT INTO job (id, state, model, metadata, cancel_requested, total, completed, failed, cancelled,
-  prompt_tokens, completion_tokens, requested_tokens, saved_tokens, landed,
+  prompt_tokens, completion_tokens, requested_tokens, saved_tokens, landed, planned_to,
   created_at, started_at, finished_at)
 VALUES (:job, 'completed', 'tiny', '{}', FALSE, :rows, :rows, 0, 0,
-  :rows, :rows, :rows, 0, :rows, :at, :at, :at)
+  :rows, :rows, :rows, 0, :rows, :rows, :at, :at, :at)
 """
 _MICRO_BATCHES = """
 INSERT INTO micro_batch (job_id, kind, bucket, size, tokens, state, epoch, attempts, crashes)

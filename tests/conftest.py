@@ -38,7 +38,7 @@ SYSTEM_FOLDERS = ("acceptance", "faults", "integration")
 gc.disable()
 
 # Kernels and engine need no database: without SQLAlchemy a test that asks for one is an error.
-pytest_plugins = ["tests.databases"] if HAS_DATABASES else []
+pytest_plugins = ["tests.databases", "tests.examples_without_deadline"] if HAS_DATABASES else []
 
 
 def has_timeouts(plugins: pytest.PytestPluginManager) -> bool:

@@ -80,7 +80,9 @@ class Watch:
             for process in family:
                 with suppress(psutil.NoSuchProcess):
                     times = process.cpu_times()
-                    spent[name] += times.user + times.system
+                    # Children that have ended: PostgreSQL has a process a connection.
+                    ended = times.children_user + times.children_system
+                    spent[name] += times.user + times.system + ended
         return spent
 
 

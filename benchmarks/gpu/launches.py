@@ -26,7 +26,7 @@ class Launches:
         self._host: list[float] = []
         self._marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         if device != "cuda":
-            steps: Any = engine._executor  # not its type: a method is put in the place of its own
+            steps: Any = engine.executor  # not its type: a method is put in the place of its own
             steps.run = self._watched(steps.run, mark=False)
         elif engine.windows is None:
             raise MeasuringError("the engine launches single steps: it has no windows")

@@ -59,9 +59,7 @@ def night(args: Namespace, folder: Path, rows: int) -> Figures:
         store, began = running.system.store, time.monotonic()
         before = written_bytes(running)
         with get_context("spawn").Pool(1) as pool:
-            uploads = pool.apply_async(
-                upload, (running.api_url, str(folder), str(args.model), rows, args.file_rows)
-            )
+            uploads = pool.apply_async(upload, (running.api_url, str(folder), rows, args.file_rows))
             landed = list(_follow(running, rows, began, uploads))
         seconds = time.monotonic() - began
         log, stored = (

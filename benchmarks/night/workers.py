@@ -10,6 +10,7 @@ import time
 
 from celery.signals import worker_init, worker_ready
 
+from benchmarks.drawn_texts import drawn_texts
 from nightjar.checkpoints import ModelDirectory
 from nightjar.jobs.records import NewResult
 from nightjar.jobs.store import Store
@@ -26,7 +27,7 @@ from nightjar.pipeline.settings import Settings
 
 STEP_S = float(os.environ["NIGHT_STEP_S"])
 WORKERS = int(os.environ["NIGHT_WORKERS"])
-ANSWER = {"choices": [{"index": 0, "text": "가" * 100, "finish_reason": "length"}]}
+TEXTS = list(drawn_texts(20_000, 75, seed=os.getpid()))
 CONNECTIONS = 12
 TICK_EVERY_S = 0.1
 
@@ -69,6 +70,11 @@ def _beat(**_: object) -> None:
     threading.Thread(target=beat, daemon=True).start()
 
 
+def _answer(request_id: int) -> dict[str, object]:
+    text = TEXTS[request_id % len(TEXTS)]
+    return {"choices": [{"index": 0, "text": text, "finish_reason": "length"}]}
+
+
 @app.task(name=COMPUTE_TASK)
 def compute(micro_batch: int, epoch: int, alone: bool = False, live: bool = False) -> int:
     """Claim, wait, finish; returns how many rows landed."""
@@ -81,7 +87,7 @@ def compute(micro_batch: int, epoch: int, alone: bool = False, live: bool = Fals
         NewResult(
             request.id,
             200,
-            ANSWER,
+            _answer(request.id),
             prompt_tokens=100,
             completion_tokens=16,
             requested_tokens=16,

@@ -78,7 +78,7 @@ class Engine:
         self.scheduler = Scheduler(config, self.pool, self.tier)
         self._meter = Meter(config.slots)
         self._progress = Progress(self.scheduler, token_bytes, self._meter)
-        self._executor = Executor(
+        self.executor = Executor(
             model,
             self.cache,
             config.banned_token_ids,
@@ -227,11 +227,11 @@ class Engine:
         started = time.perf_counter()
         try:
             with self._meter.phase(self._meter.planned(plan)):
-                output = self._executor.run(plan)
+                output = self.executor.run(plan)
         except Exception:
             logger.exception("a step failed; running its requests one by one")
             self._require_working_device()
-            return self._executor.run_one_by_one(plan, self._require_working_device)
+            return self.executor.run_one_by_one(plan, self._require_working_device)
         if self.tier is not None:
             self.tier.costs.stepped(plan, time.perf_counter() - started)
         return output

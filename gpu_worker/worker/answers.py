@@ -246,9 +246,9 @@ def _shown(token: bytes) -> str:
 def _ranked(
     request: ClaimedRequest, answer: messages.Ranked, by: Computed, reused_documents: int
 ) -> NewResult:
-    documents = request.body["documents"]
+    documents = request.body["documents"] if _returns_documents(request) else None
     results = [
-        _scored(index, nll, count, documents[index] if _returns_documents(request) else None)
+        _scored(index, nll, count, documents and documents[index])
         for index, (nll, count) in enumerate(zip(answer.mean_nll, answer.token_counts, strict=True))
         if nll is not None
     ]

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from nightjar.jobs.store.accounts import Accounts
 from nightjar.jobs.store.appending import Appending
+from nightjar.jobs.store.awaiting import PlannedTo
 from nightjar.jobs.store.backlog import Backlog
 from nightjar.jobs.store.batch_work import BatchWork
 from nightjar.jobs.store.batches import Batches
@@ -67,6 +68,7 @@ class Store:
         appending: Open jobs: makes them, appends rows, seals them.
         live: Single calls: submits them, finds those that have ended, purges old ones.
         backlog: Requests that wait to be planned.
+        planned_to: Finds rows that wait and were passed over.
         planning: Stores plans; micro-batches to dispatch.
         planners: Which planners live, and the rows that each plans now.
         replanning: Takes plans for another model apart.
@@ -114,24 +116,26 @@ class Store:
         synchronous: Synchronous = "full",
         connections: int | None = None,
         direct_url: str | None = None,
+        packs_answers: bool = True,
     ) -> None:
         """Open `sqlite:///FILE` or `postgresql://USER@HOST/NAME`; connects at the first use.
 
         `synchronous` is SQLite's: "normal" is faster, and a power cut may undo the last commits.
         `connections` is the most that are open to PostgreSQL at a time, and `direct_url` leads past
-        a pooler, as `Database` has them.
+        a pooler, as `Database` has them. `packs_answers` as `AnswerPacks` has it.
         Raises UnusableDatabaseError.
         """
         self.database = database = Database(
             url, synchronous=synchronous, connections=connections, direct_url=direct_url
         )
-        outcomes = Outcomes(database)
+        outcomes = Outcomes(database, packs_answers=packs_answers)
         self.accounts = Accounts(database)
         self.quotas = Quotas(database)
         self.jobs = Jobs(database, self.quotas)
         self.appending = Appending(database, outcomes, self.quotas)
         self.live = LiveCalls(database, self.quotas)
         self.backlog = Backlog(database, outcomes)
+        self.planned_to = PlannedTo(database)
         self.planning = Planning(database, outcomes)
         self.planners = Planners(database)
         self.replanning = Replanning(database)

@@ -12,6 +12,7 @@ from sqlalchemy.engine import Connection
 from nightjar.jobs.append_records import MOST_ROWS_AHEAD, Appended
 from nightjar.jobs.errors import AppendPlaceError, LifecycleError, QuotaError, UnknownJobError
 from nightjar.jobs.records import Job, NewJob, NewRequest, RejectedRow
+from nightjar.jobs.store.awaiting import raise_planned_to
 from nightjar.jobs.store.common import OPEN_JOBS, AnyRow
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.following import follow_equals, has_equals
@@ -21,7 +22,7 @@ from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.partitions import ensure_part
 from nightjar.jobs.store.quotas import TOO_MANY_WAIT, Quotas
 from nightjar.jobs.store.staged_rows import StagedRows
-from nightjar.jobs.store.staging import drop_stage, stage, staged
+from nightjar.jobs.store.staging import create_stage, drop_stage, stage, staged
 from nightjar.jobs.store.submission import CHUNK_ROWS, job_values, new_parted_job_id
 from nightjar.jobs.store.tables import job
 
@@ -101,8 +102,7 @@ class Appending:
             owner = connection.scalar(sa.select(job.c.tenant).where(job.c.id == job_id))
             if owner is None:
                 raise UnknownJobError(job_id)
-            staged.create(connection)
-            connection.commit()
+            create_stage(connection)
             try:
                 for begin in range(0, len(rows), CHUNK_ROWS):
                     part = rows[begin : begin + CHUNK_ROWS]
@@ -147,6 +147,7 @@ class Appending:
                 append_digest=digest,
             )
         )
+        raise_planned_to(connection, job_id)  # the first new row may be rejected, or follow another
         return Appended(first + count, landing.rejected)
 
     def seal(self, job_id: str, rows: int | None = None) -> Job:

@@ -10,12 +10,18 @@ from sqlalchemy.engine import Connection
 from nightjar.jobs import lifecycle
 from nightjar.jobs.records import JobToPlan, NewResult, PlanningRange, QueuedRequest, RequestError
 from nightjar.jobs.store.account_tables import tenant
+from nightjar.jobs.store.awaiting import (
+    HAS_UNPLANNED,
+    LOCK_WAITING,
+    WAITING_ROWS,
+    planned_to,
+    raise_planned_to,
+)
 from nightjar.jobs.store.bodies import load_body
-from nightjar.jobs.store.body_rows import BODY, bodies_of
-from nightjar.jobs.store.common import AWAITS_PLAN, FAULT_STATUS, has_rows
+from nightjar.jobs.store.body_rows import Bodies, Row
+from nightjar.jobs.store.common import FAULT_STATUS
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.outcomes import Outcomes
-from nightjar.jobs.store.parts import InPartOf
 from nightjar.jobs.store.precedence import OVERTAKES, RANK, several_tenants, usable_weight
 from nightjar.jobs.store.ready import in_rank_order
 from nightjar.jobs.store.tables import job, request
@@ -38,7 +44,7 @@ _TO_PLAN = (
     )
     .where(
         job.c.state.in_(lifecycle.RUNNABLE),
-        has_rows(_row.row_index, _row.job_id == job.c.id, InPartOf(_row.id, job.c.id), AWAITS_PLAN),
+        HAS_UNPLANNED,
     )
     .order_by(*RANK)
 )
@@ -71,9 +77,7 @@ def _first_of_tenants(*of_model: sa.ColumnElement[bool]) -> sa.Select[Any]:
         .where(
             job.c.state.in_(lifecycle.RUNNABLE),
             job.c.id.not_in(sa.bindparam("besides", expanding=True)),
-            has_rows(
-                _row.row_index, _row.job_id == job.c.id, InPartOf(_row.id, job.c.id), AWAITS_PLAN
-            ),
+            HAS_UNPLANNED,
             *of_model,
         )
         .subquery()
@@ -89,22 +93,9 @@ def _first_of_tenants(*of_model: sa.ColumnElement[bool]) -> sa.Select[Any]:
 _FIRST_OF_TENANTS = _first_of_tenants()
 _FIRST_OF_TENANTS_OF_MODEL = _first_of_tenants(_NAMED)
 _FIRST_OF_TENANTS_OF_ONLY_MODEL = _first_of_tenants(_NAMED_OR_NONE)
-_OF_JOB = (
-    _row.job_id == sa.bindparam("of_job", type_=sa.Text),
-    InPartOf(_row.id, sa.bindparam("of_job", type_=sa.Text)),
-)
-_IN_RANGE = _row.row_index.between(sa.bindparam("first"), sa.bindparam("last"))
 _WAITING = (
-    sa.select(_row.id, _row.job_id, _row.row_index, _row.custom_id, _row.kind, BODY)
-    .join(*bodies_of(sa.bindparam("of_job", type_=sa.Text)), isouter=True)
-    .where(*_OF_JOB, _IN_RANGE, AWAITS_PLAN)
-    .order_by(_row.row_index)
-    .limit(sa.bindparam("most"))
-)
-_SIZES = (
-    sa.select(sa.func.octet_length(BODY))
-    .join_from(request, *bodies_of(sa.bindparam("of_job", type_=sa.Text)), isouter=True)
-    .where(*_OF_JOB, _IN_RANGE, AWAITS_PLAN)
+    sa.select(_row.id, _row.row_index, _row.custom_id, _row.kind)
+    .where(*WAITING_ROWS)
     .order_by(_row.row_index)
     .limit(sa.bindparam("most"))
 )
@@ -121,6 +112,7 @@ class Backlog:
     def __init__(self, database: Database, outcomes: Outcomes) -> None:
         self._database = database
         self._outcomes = outcomes
+        self._bodies = Bodies(database)
 
     def jobs_to_plan(self) -> list[str]:
         """Jobs that have queued requests, in the order of their rank."""
@@ -206,13 +198,25 @@ class Backlog:
             within: The rows to look at; all by default.
         """
         first, last = (0, _LAST) if within is None else (within.first, within.end - 1)
-        key = {"of_job": job_id, "most": limit, "first": first, "last": last}
+        key = {"of_job": job_id, "most": limit, "last": last}
         with self._database.reading() as connection:
-            if most_bytes is not None and not self._database.is_sqlite:
-                # The driver reads all rows of an answer at once, however large they are.
-                sizes = connection.scalars(_SIZES, key).all()
-                key["most"] = _fitting(sizes, most_bytes)
-            return _read(connection.execute(_WAITING, key), most_bytes)
+            key["first"] = max(first, planned_to(connection, job_id))
+            rows = connection.execute(_WAITING, key).all()
+            wanted = [Row(id_, index) for id_, index, *_ in rows]
+            bodies = self._bodies.read(connection, job_id, wanted, most_bytes)
+        found: list[QueuedRequest] = []
+        total = 0
+        for id_, index, custom_id, kind in rows:
+            body = bodies.get(id_)
+            if body is None:  # it did not fit
+                break
+            total += len(body)
+            if most_bytes is not None and total > most_bytes and found:
+                break
+            found.append(
+                QueuedRequest(id_, job_id, index, custom_id, kind, load_body(body), len(body))
+            )
+        return found
 
     def note_plan_error(self, job_id: str, reason: str) -> None:
         """Note why the chunk could not be planned."""
@@ -227,39 +231,10 @@ class Backlog:
         return self._outcomes.write(partial(self._fail_some, job_id=job_id, error=error))
 
     def _fail_some(self, connection: Connection, job_id: str, error: RequestError) -> int:
-        waiting = (
-            sa.select(_row.id, _row.row_index)
-            .where(_row.job_id == job_id, InPartOf(_row.id, job_id), AWAITS_PLAN)
-            .order_by(_row.row_index)
-            .limit(FAILURES_PER_STEP)
-            .with_for_update()
-        )
-        indexes = dict(connection.execute(waiting).all())
+        first = planned_to(connection, job_id)
+        some = {"of_job": job_id, "first": first, "last": first + FAILURES_PER_STEP - 1}
+        indexes = dict(connection.execute(LOCK_WAITING, some).all())
         failures = [NewResult(id_, FAULT_STATUS, None, error) for id_ in indexes]
         self._outcomes.land(connection, job_id, failures, indexes)
+        raise_planned_to(connection, job_id)
         return len(indexes)
-
-
-def _fitting(sizes: Collection[int], most_bytes: int) -> int:
-    """How many rows from the first on fit into the bytes together; at least one."""
-    total = count = 0
-    for size in sizes:
-        total += size
-        if total > most_bytes and count:
-            break
-        count += 1
-    return max(1, count)
-
-
-def _read(rows: sa.CursorResult[*tuple[Any, ...]], most_bytes: int | None) -> list[QueuedRequest]:
-    """Read rows one by one until their bodies exceed the bytes."""
-    found: list[QueuedRequest] = []
-    total = 0
-    with rows:
-        for id_, job_id, index, custom_id, kind, body in rows:
-            size = len(body) if body.isascii() else len(body.encode())
-            total += size
-            if most_bytes is not None and total > most_bytes and found:
-                break
-            found.append(QueuedRequest(id_, job_id, index, custom_id, kind, load_body(body), size))
-    return found

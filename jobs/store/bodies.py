@@ -58,7 +58,7 @@ def dump_body(body: JsonObject) -> str:
     return dump_json(told)
 
 
-def load_body(text: str) -> JsonObject:
+def load_body(text: str | bytes) -> JsonObject:
     """The whole body behind `dump_body`; its values are shared and must not be changed."""
     told = load_json(text)
     return {**_usual(told), **told}

@@ -9,8 +9,8 @@ from sqlalchemy.engine import Connection, Row
 
 from nightjar.jobs import lifecycle
 from nightjar.jobs.records import MicroBatchRef
-from nightjar.jobs.states import JobState, RequestState
-from nightjar.jobs.store.tables import UNPLANNED, job, micro_batch, request
+from nightjar.jobs.states import JobState
+from nightjar.jobs.store.tables import job, micro_batch
 
 AnyRow = Row[*tuple[Any, ...]]
 
@@ -18,9 +18,6 @@ FAULT_STATUS = 500  # a fault of Nightjar, not of the request
 
 # The counters of tokens that jobs, results and cached answers share.
 TOKEN_COUNTS = ("prompt_tokens", "completion_tokens", "requested_tokens", "saved_tokens")
-
-# Repeats the condition of the partial index, so that the database uses that index.
-AWAITS_PLAN = sa.and_(request.c.state == RequestState.QUEUED, UNPLANNED)
 REF_COLUMNS = [micro_batch.c[name] for name in MicroBatchRef.__slots__ if name != "urgent"]
 OPEN_JOBS = lifecycle.states_before(lifecycle.JOB_TRANSITIONS, JobState.CANCELLING)
 

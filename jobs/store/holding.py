@@ -9,12 +9,12 @@ from sqlalchemy.engine import Connection
 from nightjar.jobs import lifecycle
 from nightjar.jobs.errors import StoreError
 from nightjar.jobs.records import NewResult
-from nightjar.jobs.states import MicroBatchState, RequestState
+from nightjar.jobs.states import MicroBatchState
 from nightjar.jobs.store.common import AnyRow, now
+from nightjar.jobs.store.membership import unfinished
 from nightjar.jobs.store.outcomes import Outcomes
-from nightjar.jobs.store.parts import InPartOf
 from nightjar.jobs.store.stop_reasons import find_stop, stopped_result
-from nightjar.jobs.store.tables import IS_LEASED, micro_batch, request
+from nightjar.jobs.store.tables import IS_LEASED, micro_batch
 from nightjar.jobs.store.token_ids import drop_token_ids
 from nightjar.jobs.tallies import ComputeCost, dump_tally, tally_of
 
@@ -36,12 +36,6 @@ _HOLD_ALL = (
     .order_by(_mb.id)
     .with_for_update()
 )
-MEMBERS = sa.and_(
-    request.c.micro_batch_id == sa.bindparam("micro_batch"),
-    request.c.state == RequestState.PLANNED,
-    InPartOf(request.c.id, sa.bindparam("of_job", type_=sa.Text)),
-)
-_UNFINISHED = sa.select(request.c.id, request.c.row_index).where(MEMBERS).order_by(request.c.id)
 _more = sa.func.nullif(
     sa.func.coalesce(_mb.uncharged, 0) + sa.bindparam("computed", type_=sa.BigInteger), 0
 )
@@ -53,7 +47,7 @@ _TO_LAST_STATE = sa.update(micro_batch).values(
     tally=sa.bindparam("counted", type_=sa.Text),
 )
 _CLOSE = _TO_LAST_STATE.where(_mb.id == sa.bindparam("closed"))
-_CLOSE_IF_HELD = _TO_LAST_STATE.where(_IS_HELD).returning(_mb.id, _mb.job_id)
+_CLOSE_IF_HELD = _TO_LAST_STATE.where(_IS_HELD).returning(_mb.id, _mb.job_id, _mb.size)
 _OCCUPIED = sa.update(micro_batch).where(_mb.id == sa.bindparam("closed")).values(uncharged=_more)
 
 
@@ -117,8 +111,8 @@ class HeldLeases:
         return True
 
     def _land(self, connection: Connection, held: AnyRow, results: Sequence[NewResult]) -> None:
-        indexes = unfinished(connection, held.id, held.job_id)
         given = {item.request_id for item in results}
+        indexes = unfinished(connection, held, given)
         missing = indexes.keys() - given
         check_members(held.id, given, indexes.keys())
         stopped: list[NewResult] = []
@@ -181,12 +175,6 @@ def hold(connection: Connection, micro_batch_id: int, epoch: int, owner: str) ->
 def hold_all(connection: Connection, owner: str) -> Sequence[AnyRow]:
     """Lock every micro-batch that this owner has leased."""
     return connection.execute(_HOLD_ALL, {"by": owner}).all()
-
-
-def unfinished(connection: Connection, micro_batch_id: int, job_id: str) -> dict[int, int]:
-    """The row index of each open request of a job's micro-batch, by the request's id."""
-    rows = connection.execute(_UNFINISHED, {"micro_batch": micro_batch_id, "of_job": job_id})
-    return dict(rows.all())
 
 
 def check_members(micro_batch_id: int, given: AbstractSet[int], members: AbstractSet[int]) -> None:

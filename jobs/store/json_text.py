@@ -22,7 +22,7 @@ def dump_json(value: JsonObject | Mapping[str, str]) -> str:
         raise StoreError(f"a body cannot be written as JSON: {error}") from error
 
 
-def load_json(text: str) -> JsonObject:
+def load_json(text: str | bytes) -> JsonObject:
     """Read what `dump_json` wrote."""
     value: JsonObject = msgspec.json.decode(text)
     return value

@@ -5,10 +5,10 @@ the micro-batch. Results that come later are thrown away.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from operator import attrgetter
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Row
+from sqlalchemy.engine import Connection
 
 from nightjar.jobs.records import (
     ClaimedMicroBatch,
@@ -19,10 +19,11 @@ from nightjar.jobs.records import (
 )
 from nightjar.jobs.states import JobState, MicroBatchState
 from nightjar.jobs.store.bodies import load_body
-from nightjar.jobs.store.body_rows import BODY, bodies_of
-from nightjar.jobs.store.common import FAULT_STATUS, REF_COLUMNS, now, set_running
+from nightjar.jobs.store.body_rows import Bodies, Row
+from nightjar.jobs.store.common import FAULT_STATUS, REF_COLUMNS, AnyRow, now, set_running
 from nightjar.jobs.store.database import Database
-from nightjar.jobs.store.holding import MEMBERS, HeldLeases, hold, hold_all, unfinished
+from nightjar.jobs.store.holding import HeldLeases, hold, hold_all
+from nightjar.jobs.store.membership import MEMBERS, unfinished
 from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.segments import unpack_segments
 from nightjar.jobs.store.tables import (
@@ -32,7 +33,7 @@ from nightjar.jobs.store.tables import (
     micro_batch_tokens,
     request,
 )
-from nightjar.jobs.store.token_ids import unpack_token_ids
+from nightjar.jobs.store.token_ids import unpack_asked, unpack_token_ids
 from nightjar.jobs.tallies import ComputeCost
 
 # Built once, as each micro-batch uses them: building costs more than running.
@@ -41,12 +42,13 @@ _OWNING_JOB = [
     sa.select(column).where(job.c.id == _mb.job_id).scalar_subquery().label(f"job_{column.name}")
     for column in (job.c.cancel_requested, job.c.state)
 ]
-_TOKEN_IDS = (
-    sa.select(micro_batch_tokens.c.token_ids)
+_TOKENS = [
+    sa.select(column)
     .where(micro_batch_tokens.c.micro_batch_id == _mb.id)
     .scalar_subquery()
-    .label("token_ids")
-)
+    .label(column.name)
+    for column in (micro_batch_tokens.c.token_ids, micro_batch_tokens.c.asked)
+]
 _CLAIM, _CLAIM_OF_SEVERAL = (
     sa.update(micro_batch)
     .where(
@@ -61,7 +63,7 @@ _CLAIM, _CLAIM_OF_SEVERAL = (
         attempts=_mb.attempts + 1,
         leased_at=sa.bindparam("at", type_=_mb.leased_at.type),
     )
-    .returning(*_mb, *_OWNING_JOB, _TOKEN_IDS)
+    .returning(*_mb, *_OWNING_JOB, *_TOKENS)
     for of_model in (
         _mb.fingerprint == sa.bindparam("of_model"),
         _mb.fingerprint.in_(sa.bindparam("of_model", expanding=True)),
@@ -79,12 +81,10 @@ _CLAIMED_REQUESTS = (
         request.c.row_index,
         request.c.custom_id,
         request.c.kind,
-        BODY,
         request.c.segments,
         request.c.prompt_vector,
         request.c.adapter,
     )
-    .join(*bodies_of(sa.bindparam("of_job", type_=sa.Text)), isouter=True)
     .where(MEMBERS)
     .order_by(request.c.id)
 )
@@ -97,6 +97,7 @@ class Leases:
         self._database = database
         self._outcomes = outcomes
         self._held = HeldLeases(outcomes)
+        self._bodies = Bodies(database)
 
     def claim(
         self,
@@ -135,7 +136,7 @@ class Leases:
                 return None
             if leased.job_state == JobState.QUEUED:
                 set_running(connection, leased.job_id)
-            return _claimed(connection, leased)
+            return self._claimed(connection, leased)
 
         # Not durable: if a power cut undoes a claim, `finish` throws its results away.
         return self._outcomes.write(work, durable=False, live=live)
@@ -174,8 +175,7 @@ class Leases:
             if leased is None:
                 return False
             results = [
-                NewResult(id_, FAULT_STATUS, None, error)
-                for id_ in unfinished(connection, micro_batch_id, leased.job_id)
+                NewResult(id_, FAULT_STATUS, None, error) for id_ in unfinished(connection, leased)
             ]
             self._held.end(connection, leased, results, MicroBatchState.DONE)
             return True
@@ -215,36 +215,42 @@ class Leases:
 
         return self._outcomes.write(work)
 
-
-def _claimed(connection: Connection, leased: Row[Any]) -> ClaimedMicroBatch:
-    held = {} if leased.token_ids is None else unpack_token_ids(leased.token_ids)
-    requests = [
-        ClaimedRequest(
-            id_,
-            index,
-            custom_id,
-            kind,
-            load_body(body),
-            # A planner of the version before has put them into the request's row.
-            held[id_] if id_ in held else unpack_segments(segments),
-            *named,
+    def _claimed(self, connection: Connection, leased: AnyRow) -> ClaimedMicroBatch:
+        held = {} if leased.token_ids is None else unpack_token_ids(leased.token_ids)
+        members = list(held) or list(unfinished(connection, leased))
+        key = {"micro_batch": leased.id, "of_job": leased.job_id, "members": members}
+        rows = connection.execute(_CLAIMED_REQUESTS, key).all()
+        asked = unpack_asked(leased.asked, held)
+        if not asked:  # of a planner of the version before
+            wanted = sorted(
+                (Row(id_, index) for id_, index, *_ in rows), key=attrgetter("row_index")
+            )
+            asked = self._bodies.read(connection, leased.job_id, wanted)
+        requests = [
+            ClaimedRequest(
+                id_,
+                index,
+                custom_id,
+                kind,
+                load_body(asked[id_]),
+                # A planner of two versions before has put them into the request's row.
+                held[id_] if id_ in held else unpack_segments(segments),
+                *named,
+            )
+            for id_, index, custom_id, kind, segments, *named in rows
+        ]
+        return ClaimedMicroBatch(
+            id=leased.id,
+            epoch=leased.epoch,
+            job_id=leased.job_id,
+            kind=leased.kind,
+            bucket=leased.bucket,
+            size=leased.size,
+            tokens=leased.tokens,
+            isolated=leased.isolated,
+            fingerprint=leased.fingerprint,
+            live=leased.live,
+            attempts=leased.attempts,
+            crashes=leased.crashes,
+            requests=requests,
         )
-        for id_, index, custom_id, kind, body, segments, *named in connection.execute(
-            _CLAIMED_REQUESTS, {"micro_batch": leased.id, "of_job": leased.job_id}
-        ).all()
-    ]
-    return ClaimedMicroBatch(
-        id=leased.id,
-        epoch=leased.epoch,
-        job_id=leased.job_id,
-        kind=leased.kind,
-        bucket=leased.bucket,
-        size=leased.size,
-        tokens=leased.tokens,
-        isolated=leased.isolated,
-        fingerprint=leased.fingerprint,
-        live=leased.live,
-        attempts=leased.attempts,
-        crashes=leased.crashes,
-        requests=requests,
-    )

@@ -27,7 +27,7 @@ from nightjar.jobs.records import (
 from nightjar.jobs.states import MicroBatchState, RequestKind, RequestState
 from nightjar.jobs.store.account_tables import tenant
 from nightjar.jobs.store.bodies import dump_body
-from nightjar.jobs.store.body_rows import delete_bodies
+from nightjar.jobs.store.body_rows import delete_bodies_alone
 from nightjar.jobs.store.common import AnyRow, now, today
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.json_text import load_json
@@ -45,7 +45,7 @@ from nightjar.jobs.store.tables import (
     request_body,
     result,
 )
-from nightjar.jobs.store.token_ids import pack_token_ids
+from nightjar.jobs.store.token_ids import pack_asked, pack_token_ids
 from nightjar.jobs.store.turns import Turns
 
 PURGED_PER_STEP = 200
@@ -105,7 +105,9 @@ class LiveCalls:
         """
         job_row = job_values(new_job, job_id, total=1)
         job_row |= {"live": True, "rank_at": job_row["created_at"] - _AHEAD}
+        job_row["planned_to"] = 0 if planned is None else 1
         asked = dump_body(with_own_content_key(body, new_job.tenant))
+        needed = None if planned is None else pack_asked([planned.encoded])
         row: dict[str, Any] = {
             "job_id": job_id,
             "row_index": 0,
@@ -134,7 +136,7 @@ class LiveCalls:
             connection.execute(_INSERT_BODY, {"request_id": request_id, "body": asked})
             if planned is not None and ref is not None:
                 packed = pack_token_ids({request_id: planned.encoded.segments})
-                tokens = {"micro_batch_id": ref.id, "token_ids": packed}
+                tokens = {"micro_batch_id": ref.id, "token_ids": packed, "asked": needed}
                 connection.execute(_INSERT_TOKENS, tokens)
             return ref
 
@@ -210,7 +212,8 @@ def _delete(connection: Connection, ids: Sequence[str]) -> None:
     answers = (result.c.job_id.in_(ids), in_parts_of(result.c.request_id, [0]))
     connection.execute(sa.delete(result).where(*answers))
     of_calls = (request.c.job_id.in_(ids), in_parts_of(request.c.id, [0]))
-    delete_bodies(connection, connection.scalars(sa.select(request.c.id).where(*of_calls)).all())
+    ids_of = sa.select(request.c.id).where(*of_calls)
+    delete_bodies_alone(connection, connection.scalars(ids_of).all())
     connection.execute(sa.delete(request).where(*of_calls))
     connection.execute(sa.delete(micro_batch).where(micro_batch.c.job_id.in_(ids)))
     connection.execute(sa.delete(landing).where(landing.c.job_id.in_(ids)))

@@ -11,8 +11,9 @@ from functools import partial
 
 import sqlalchemy as sa
 
-from nightjar.jobs.states import JobState, MicroBatchState
-from nightjar.jobs.store.common import AWAITS_PLAN, OPEN_JOBS, has_rows
+from nightjar.jobs.states import JobState
+from nightjar.jobs.store.awaiting import HAS_UNPLANNED, UNDER_WAY
+from nightjar.jobs.store.common import OPEN_JOBS, has_rows
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.following import IS_FOLLOWING
 from nightjar.jobs.store.outcomes import Outcomes
@@ -20,16 +21,15 @@ from nightjar.jobs.store.parts import InPartOf
 from nightjar.jobs.store.tables import job, micro_batch, request
 from nightjar.jobs.store.turns import Turns
 
-_UNDER_WAY = [MicroBatchState.READY, MicroBatchState.DISPATCHED, MicroBatchState.LEASED]
 _of_job = request.c.job_id == job.c.id
 _in_part = InPartOf(request.c.id, job.c.id)
 _WAITING_FOR_NOTHING = sa.select(job.c.id).where(
     job.c.state.in_([*OPEN_JOBS, JobState.CANCELLING]),
     has_rows(request.c.leader_id, _of_job, _in_part, IS_FOLLOWING),
-    ~has_rows(request.c.row_index, _of_job, _in_part, AWAITS_PLAN),
+    ~HAS_UNPLANNED,
     *(
         ~has_rows(micro_batch.c.id, micro_batch.c.job_id == job.c.id, micro_batch.c.state == state)
-        for state in _UNDER_WAY
+        for state in UNDER_WAY
     ),
 )
 

@@ -14,6 +14,7 @@ from nightjar.jobs import lifecycle
 from nightjar.jobs.records import NewResult
 from nightjar.jobs.states import RequestState
 from nightjar.jobs.store.announcing import IS_AWAITED, announce_end
+from nightjar.jobs.store.answer_packs import AnswerPacks, Stored
 from nightjar.jobs.store.bulk import BulkInsert, driver_value
 from nightjar.jobs.store.common import TOKEN_COUNTS, AnyRow, now, today
 from nightjar.jobs.store.database import Database
@@ -97,8 +98,9 @@ class Outcomes:
     Every part that ends requests shares one of these.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, packs_answers: bool = True) -> None:
         self._database = database
+        self._packs = AnswerPacks(database, enabled=packs_answers)
         self._insert_results = BulkInsert(database, result, _RESULT_COLUMNS)
         self._followers = Followers(database)
         self._count_and_note = CountAndNote(database, _COUNT)
@@ -139,8 +141,13 @@ class Outcomes:
             return
         moment = driver_value(self._database, result.c.created_at, now())
         token = new_token()
+        bodies = {
+            item.request_id: dump_json(item.body) for item in results if item.body is not None
+        }
+        packed = self._packs.store(connection, bodies)
         rows = [
-            _result_row(item, job_id, indexes[item.request_id], moment, token) for item in results
+            _result_row(item, job_id, indexes[item.request_id], moment, token, bodies, packed)
+            for item in results
         ]
         # State and outcome change together: an open request has none, or this is an error.
         self._insert_results.run(connection, rows)
@@ -278,16 +285,23 @@ def _end_requests(database: Database, state: RequestState) -> sa.Update:
 
 
 def _result_row(
-    item: NewResult, job_id: str, index: int, moment: object, token: int
+    item: NewResult,
+    job_id: str,
+    index: int,
+    moment: object,
+    token: int,
+    bodies: Mapping[int, str],
+    packed: Mapping[int, Stored],
 ) -> tuple[Any, ...]:
     """The result's values in the order of the table's columns."""
     error = item.error
+    stored = packed.get(item.request_id)
     return (
         item.request_id,
         job_id,
         index,
         item.status_code,
-        None if item.body is None else dump_json(item.body),
+        None if stored else bodies.get(item.request_id),
         error and error.code,
         error and error.message.replace("\x00", ""),
         error and error.param,
@@ -299,4 +313,5 @@ def _result_row(
         moment,
         item.reused and item.reused.value,
         token,
+        *(stored or Stored()),
     )

@@ -25,7 +25,7 @@ from nightjar.jobs.store.tables import job
 logger = logging.getLogger(__name__)
 
 # In the order in which they are dropped.
-TABLES = ("result", "request_body", "request")
+TABLES = ("result", "answer_pack", "request_body", "body_pack", "request")
 DAYS_AHEAD = 2
 LEAST_AGE_DAYS = 2
 """Younger parts are not dropped: a submission that began before midnight may still land."""

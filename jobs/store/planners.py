@@ -10,28 +10,16 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from nightjar.jobs.records import PlanningRange
-from nightjar.jobs.store.common import AWAITS_PLAN
+from nightjar.jobs.store.awaiting import first_waiting
 from nightjar.jobs.store.database import Database
-from nightjar.jobs.store.parts import InPartOf
-from nightjar.jobs.store.tables import job, planner, planning_range, request
+from nightjar.jobs.store.tables import job, planner, planning_range
 
-_row, _range = request.c, planning_range.c
+_range = planning_range.c
 _LOCK_JOB = sa.select(job.c.id).where(job.c.id == sa.bindparam("of_job")).with_for_update()
 _OF_JOB = (
     sa.select(_range.first, _range.end)
     .where(_range.job_id == sa.bindparam("of_job"))
     .order_by(_range.first)
-)
-_FIRST_WAITING = (
-    sa.select(_row.row_index)
-    .where(
-        _row.job_id == sa.bindparam("of_job", type_=sa.Text),
-        InPartOf(_row.id, sa.bindparam("of_job", type_=sa.Text)),
-        _row.row_index >= sa.bindparam("at"),
-        AWAITS_PLAN,
-    )
-    .order_by(_row.row_index)
-    .limit(1)
 )
 _COUNT_FAILURE = (
     sa.update(job)
@@ -142,7 +130,7 @@ def _first_free(
     """The first waiting row outside of the taken ranges, which are in order, and those after it."""
     at, skipped = 0, False
     while True:
-        first = connection.scalar(_FIRST_WAITING, {"of_job": job_id, "at": at})
+        first = first_waiting(connection, job_id, at)
         if first is None:
             return None
         inside = next((end for begin, end in taken if begin <= first < end), None)

@@ -17,6 +17,7 @@ from nightjar.jobs.records import (
     RequestError,
 )
 from nightjar.jobs.states import MicroBatchState
+from nightjar.jobs.store.awaiting import raise_planned_to
 from nightjar.jobs.store.bulk import BulkInsert, BulkUpdate
 from nightjar.jobs.store.common import (
     FAULT_STATUS,
@@ -35,7 +36,6 @@ from nightjar.jobs.store.plans import (
 from nightjar.jobs.store.precedence import several_tenants
 from nightjar.jobs.store.ready import in_rank_order, models_with_ready
 from nightjar.jobs.store.tables import (
-    NO_TOKENS,
     READY_LIVE,
     job,
     micro_batch,
@@ -43,7 +43,7 @@ from nightjar.jobs.store.tables import (
     planning_range,
     request,
 )
-from nightjar.jobs.store.token_ids import pack_token_ids
+from nightjar.jobs.store.token_ids import pack_asked, pack_token_ids
 from nightjar.jobs.store.vectors import keep_versions
 
 REJECTED_STATUS = 400
@@ -95,7 +95,6 @@ class Planning:
         self._join_requests = BulkUpdate(database, request, MEMBERSHIP)
         columns = [column.name for column in micro_batch_tokens.c]
         self._insert_tokens = BulkInsert(database, micro_batch_tokens, columns)
-        self._mark_settled = BulkUpdate(database, request, ("segments",))
 
     def save_plan(
         self,
@@ -131,10 +130,7 @@ class Planning:
                 "every micro-batch needs requests, each of them encoded and in one micro-batch only"
             )
         by_id = {item.id: item for item in encoded}
-        packed = [
-            pack_token_ids({id_: by_id[id_].segments for id_ in item.request_ids})
-            for item in micro_batches
-        ]
+        packed = [_packed([by_id[id_] for id_ in item.request_ids]) for item in micro_batches]
         failures = [NewResult(id_, _status(error), None, error) for id_, error in rejected]
         known = [*failures, *answered]
         ids = [*wanted, *(item.request_id for item in known)]
@@ -147,23 +143,17 @@ class Planning:
             fit = [indexes.keys() >= set(item.request_ids) for item in micro_batches]
             stored = list(compress(micro_batches, fit))
             refs = insert_micro_batches(connection, job_id, stored, fingerprint, live=live)
-            tokens = zip((ref.id for ref in refs), compress(packed, fit), strict=True)
-            self._insert_tokens.run(connection, list(tokens))
+            kept = zip(refs, compress(packed, fit), strict=True)
+            self._insert_tokens.run(connection, [(ref.id, *values) for ref, values in kept])
             self._join_requests.run(connection, members(refs, stored, by_id))
             if answered:
                 set_running(connection, job_id)
             landing = [item for item in known if item.request_id in indexes]
             self._outcomes.land(connection, job_id, landing, indexes)
-            # Not those that failed through a fault of Nightjar: they may be retried.
-            over = [
-                item
-                for item in landing
-                if item.error is None or item.status_code == REJECTED_STATUS
-            ]
-            self._mark_settled.run(connection, [(NO_TOKENS, item.request_id) for item in over])
             if indexes:
                 key = {"of_job": job_id, "lowest": min(indexes.values())}
                 connection.execute(_PLANNED, key)
+                raise_planned_to(connection, job_id)
             return refs
 
         return self._outcomes.write(work)
@@ -228,6 +218,10 @@ class Planning:
         keys = [{"ref_id": ref.id, "ref_epoch": ref.epoch} for ref in sorted(refs, key=_by_id)]
         # Not durable: if it is undone, a message is sent twice, and one claim finds nothing.
         self._database.write(lambda connection: connection.execute(statement, keys), durable=False)
+
+
+def _packed(requests: Sequence[EncodedRequest]) -> tuple[bytes, bytes | None]:
+    return pack_token_ids({one.id: one.segments for one in requests}), pack_asked(requests)
 
 
 def _status(error: RequestError) -> int:

@@ -6,8 +6,7 @@ import sqlalchemy as sa
 
 from nightjar.jobs.records import JsonObject
 from nightjar.jobs.store.bodies import load_body
-from nightjar.jobs.store.body_rows import BODY, bodies_among
-from nightjar.jobs.store.common import octets
+from nightjar.jobs.store.body_rows import Bodies, Row
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.parts import in_parts_of
 from nightjar.jobs.store.tables import request
@@ -20,20 +19,21 @@ class Previews:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._bodies = Bodies(database)
 
     def asked(self, request_ids: Sequence[int]) -> Mapping[int, JsonObject]:
         """The bodies of these requests by id, without those that are longer than 64 KiB."""
         row = request.c
-        size = octets(BODY, is_sqlite=self._database.is_sqlite)
         statement = (
-            sa.select(row.id, BODY)
-            .join(*bodies_among(request_ids), isouter=True)
-            .where(
-                row.id.in_(request_ids),
-                in_parts_of(row.id, request_ids),
-                BODY.is_not(None),
-                size <= LONGEST_BODY_BYTES,
-            )
+            sa.select(row.job_id, row.id, row.row_index)
+            .where(row.id.in_(request_ids), in_parts_of(row.id, request_ids))
+            .order_by(row.job_id, row.row_index)
         )
+        asked: dict[int, JsonObject] = {}
         with self._database.reading() as connection:
-            return {id_: load_body(body) for id_, body in connection.execute(statement)}
+            rows = connection.execute(statement).all()
+            for job_id in {row.job_id for row in rows}:
+                own = [Row(row.id, row.row_index) for row in rows if row.job_id == job_id]
+                bodies = self._bodies.read(connection, job_id, own, longest=LONGEST_BODY_BYTES)
+                asked |= {id_: load_body(body) for id_, body in bodies.items()}
+        return asked

@@ -21,13 +21,23 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from nightjar.jobs.purge_records import PurgeScope
-from nightjar.jobs.store.body_rows import BODY, bodies_of, delete_bodies
+from nightjar.jobs.store.answer_packs import body_octets, delete_answer_packs
+from nightjar.jobs.store.body_rows import delete_bodies_alone, delete_packs
 from nightjar.jobs.store.common import now, octets
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.newest_rows import NewestRows, newest_rows
 from nightjar.jobs.store.partitions import Partitions
 from nightjar.jobs.store.parts import InPartOf, in_parts_of, part_of_job
-from nightjar.jobs.store.tables import PURGING, job, landing, micro_batch, request, result
+from nightjar.jobs.store.tables import (
+    PURGING,
+    body_pack,
+    job,
+    landing,
+    micro_batch,
+    request,
+    request_body,
+    result,
+)
 from nightjar.jobs.store.turns import Turns
 from nightjar.jobs.store.vector_tables import job_prompt_vector
 from nightjar.jobs.store.vectors import delete_kept
@@ -155,6 +165,7 @@ class Purging:
         """Delete requests with their results; returns how many, and whether a step is full."""
         after = self._after.get(job_id, -1)
         key = {"of_job": job_id, "newest": newest.request_id, "after": after}
+        key["part"] = part_of_job(job_id)
         found = connection.execute(self._some, key).all()
         if not found and after != -1:  # what another process had locked may be left
             found = connection.execute(self._some, key | {"after": -1}).all()
@@ -164,11 +175,15 @@ class Purging:
         ids = [row.id for row in found[:count]]
         column = result.c.request_id
         answers = sa.delete(result).where(column.in_(ids), in_parts_of(column, ids))
-        connection.execute(answers)
-        delete_bodies(connection, ids)
+        packs = connection.scalars(answers.returning(result.c.pack_id)).all()
+        # Other answers of a pack are of this job, too, and nobody reads them any more.
+        delete_answer_packs(connection, set(packs) - {None})
+        delete_bodies_alone(connection, ids)
+        last = found[count - 1].row_index
+        delete_packs(connection, job_id, last)
         column = request.c.id
         connection.execute(sa.delete(request).where(column.in_(ids), in_parts_of(column, ids)))
-        self._after[job_id] = found[count - 1].row_index
+        self._after[job_id] = last
         return count, count < len(found) or count == ROWS_PER_STEP
 
     def _newest(self, connection: Connection) -> NewestRows:
@@ -199,16 +214,23 @@ class Purging:
 def _some_requests(database: Database) -> sa.Select[int, int, int]:
     """The next requests, with about the bytes of each; those that somebody has locked are left."""
     of_job = sa.bindparam("of_job", type_=sa.Text)
-    answer = (
-        sa.select(octets(result.c.body, is_sqlite=database.is_sqlite))
-        .where(result.c.request_id == request.c.id, InPartOf(result.c.request_id, of_job))
-        .scalar_subquery()
+    sizes = (
+        sa.select(body_octets(is_sqlite=database.is_sqlite)).where(
+            result.c.request_id == request.c.id, InPartOf(result.c.request_id, of_job)
+        ),
+        sa.select(octets(request_body.c.body, is_sqlite=database.is_sqlite)).where(
+            request_body.c.request_id == request.c.id, InPartOf(request_body.c.request_id, of_job)
+        ),
+        # A pack counts at its first row.
+        sa.select(body_pack.c.bytes).where(
+            body_pack.c.job_id == of_job,
+            body_pack.c.part == sa.bindparam("part"),
+            body_pack.c.first_row == request.c.row_index,
+        ),
     )
-    body = octets(BODY, is_sqlite=database.is_sqlite)
-    size = sa.func.coalesce(body, 0) + sa.func.coalesce(answer, 0)
+    size = sum((sa.func.coalesce(one.scalar_subquery(), 0) for one in sizes), sa.literal(0))
     return (
         sa.select(request.c.id, request.c.row_index, size.label("size"))
-        .join(*bodies_of(of_job), isouter=True)
         .where(
             request.c.job_id == of_job,
             InPartOf(request.c.id, of_job),
@@ -238,8 +260,10 @@ def _empty_newest(connection: Connection, job_id: str, newest: NewestRows) -> No
     own = (request.c.id == newest.request_id, request.c.job_id == job_id)
     if connection.execute(sa.update(request).where(*own).values(_EMPTIED)).rowcount:
         answer = sa.delete(result).where(result.c.request_id == newest.request_id)
-        connection.execute(answer)
-        delete_bodies(connection, [newest.request_id])
+        packs = connection.scalars(answer.returning(result.c.pack_id)).all()
+        delete_answer_packs(connection, set(packs) - {None})
+        delete_bodies_alone(connection, [newest.request_id])
+        delete_packs(connection, job_id)
 
 
 def _delete_micro_batches(connection: Connection, job_id: str, newest: NewestRows) -> int:

@@ -4,7 +4,8 @@ Token ids have a meaning for one tokenizer only. So the requests are queued agai
 the models that are served now.
 """
 
-from collections.abc import Collection, Iterator
+import sys
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 
 import sqlalchemy as sa
@@ -13,8 +14,12 @@ from sqlalchemy.engine import Connection
 from nightjar.jobs import lifecycle
 from nightjar.jobs.records import MicroBatchRef
 from nightjar.jobs.states import MicroBatchState, RequestState
+from nightjar.jobs.store.awaiting import lower_planned_to
 from nightjar.jobs.store.common import REF_COLUMNS, now
 from nightjar.jobs.store.database import Database
+from nightjar.jobs.store.listed import IsListed, listed_ids
+from nightjar.jobs.store.membership import unfinished
+from nightjar.jobs.store.parts import in_parts_of
 from nightjar.jobs.store.tables import READY_ALONE, micro_batch, request
 from nightjar.jobs.store.token_ids import drop_token_ids
 
@@ -71,8 +76,7 @@ class Replanning:
 
         def work(connection: Connection) -> list[MicroBatchRef]:
             refs = [MicroBatchRef(*row) for row in connection.execute(_LOCKED, {"ids": ids})]
-            taken = [ref.id for ref in refs]
-            _take_apart(connection, taken)
+            _take_apart(connection, refs)
             return refs
 
         return self._database.write(work)
@@ -97,16 +101,21 @@ def _looks(served: list[str]) -> Iterator[tuple[sa.Select[int], dict[str, object
     yield _OTHERS_DISPATCHED, {"served": served}
 
 
-def _take_apart(connection: Connection, micro_batches: list[int]) -> None:
+def _take_apart(connection: Connection, refs: Sequence[MicroBatchRef]) -> None:
     lifecycle.check_step(lifecycle.REQUEST_TRANSITIONS, RequestState.PLANNED, RequestState.QUEUED)
-    connection.execute(
-        sa.update(micro_batch)
-        .where(_mb.id.in_(micro_batches))
-        .values(state=MicroBatchState.REPLANNED, ended_at=now())
+    taken = [ref.id for ref in refs]
+    members: dict[int, int] = {}
+    first: dict[str, int] = {}  # the lowest row of each job
+    for ref in refs:
+        own = unfinished(connection, ref)
+        members |= own
+        first[ref.job_id] = min([*own.values(), first.get(ref.job_id, sys.maxsize)])
+    ended = sa.update(micro_batch).where(_mb.id.in_(taken))
+    connection.execute(ended.values(state=MicroBatchState.REPLANNED, ended_at=now()))
+    drop_token_ids(connection, *taken)
+    again = sa.update(request).where(
+        IsListed(request.c.id, listed_ids(members)), in_parts_of(request.c.id, members)
     )
-    drop_token_ids(connection, *micro_batches)
-    connection.execute(
-        sa.update(request)
-        .where(request.c.micro_batch_id.in_(micro_batches), request.c.state == RequestState.PLANNED)
-        .values(state=RequestState.QUEUED, micro_batch_id=None)
-    )
+    connection.execute(again.values(state=RequestState.QUEUED, micro_batch_id=None))
+    for job_id in sorted(first):
+        lower_planned_to(connection, job_id, first[job_id])

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Row
 
 from nightjar.jobs.batch_records import FileCount, RawResult, ResultLengths, ResultShape
-from nightjar.jobs.store.common import octets
+from nightjar.jobs.store.answer_packs import body_octets
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.parts import InPartOf
 from nightjar.jobs.store.result_rows import RECORD_COLUMNS, error_of
@@ -37,7 +37,7 @@ def lengths_after(
         ),
         else_=0,
     )
-    body_bytes = octets(result.c.body, is_sqlite=database.is_sqlite)
+    body_bytes = body_octets(is_sqlite=database.is_sqlite)
     plain_bytes = sa.func.length(request.c.custom_id) + body_bytes + further
     behind = (
         sa.select(
@@ -66,7 +66,7 @@ def _others(
     row = result.c
     columns: list[sa.ColumnElement[Any]] = [
         *(column for column in RECORD_COLUMNS if column is not row.body),
-        octets(result.c.body, is_sqlite=database.is_sqlite).label("octets"),
+        body_octets(is_sqlite=database.is_sqlite).label("octets"),
     ]
     statement = (
         sa.select(*columns)
@@ -93,7 +93,7 @@ def _is_plain(database: Database) -> sa.ColumnElement[bool]:
     return sa.and_(
         row.error_code.is_(None),
         row.reused.is_(None),
-        row.body.is_not(None),
+        sa.or_(row.body.is_not(None), row.pack_id.is_not(None)),
         row.status_code == PLAIN_STATUS,
         row.request_id < 16**_MOST_DIGITS,
         custom_id.is_not(None),

@@ -10,7 +10,7 @@ from sqlalchemy.engine import Connection, Row
 
 from nightjar.jobs.batch_records import RawResult
 from nightjar.jobs.records import RequestError, ResultRecord
-from nightjar.jobs.store.common import octets
+from nightjar.jobs.store.answer_packs import body_octets, read_bodies
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.json_text import dump_json, load_json
 from nightjar.jobs.store.parts import InPartOf, in_parts_of
@@ -61,12 +61,16 @@ def fitting(rows: Sequence[Row[Any]], limit: int, max_bytes: int) -> Sequence[Ro
 
 def fetch(connection: Connection, database: Database, ids: Sequence[int]) -> list[ResultRecord]:
     """The outcomes of these requests, in this order."""
-    return [_record(row) for row in _rows_of(connection, database, ids)]
+    rows = _rows_of(connection, database, ids)
+    bodies = read_bodies(connection, rows)
+    return [_record(row, bodies.get(row.request_id)) for row in rows]
 
 
 def fetch_raw(connection: Connection, database: Database, ids: Sequence[int]) -> list[RawResult]:
     """The same with bodies as they are stored, not parsed."""
-    return [_raw(row) for row in _rows_of(connection, database, ids)]
+    rows = _rows_of(connection, database, ids)
+    bodies = read_bodies(connection, rows)
+    return [_raw(row, bodies.get(row.request_id)) for row in rows]
 
 
 def _rows_of(connection: Connection, database: Database, ids: Sequence[int]) -> Sequence[Row[Any]]:
@@ -94,7 +98,7 @@ def sizes_of(
 
 def _size(database: Database) -> sa.ColumnElement[int]:
     """About how many bytes a line of output takes."""
-    size = octets(result.c.body, is_sqlite=database.is_sqlite)
+    size = body_octets(is_sqlite=database.is_sqlite)
     message = sa.func.coalesce(sa.func.length(result.c.error_message), 0)
     return sa.func.coalesce(size, 0) + message + _ROW_BYTES
 
@@ -113,9 +117,9 @@ def _is_listed(database: Database, ids: Sequence[int]) -> sa.ColumnElement[bool]
     return sa.and_(is_given, in_parts_of(column, ids))
 
 
-def _body(row: Row[Any]) -> dict[str, Any]:
+def _body(row: Row[Any], text: str) -> dict[str, Any]:
     """The answer's body; a reused answer gets an id of its own and says that it is reused."""
-    body = load_json(row.body)
+    body = load_json(text)
     if row.reused is None:
         return body
     kind, _, _ = str(body.get("id", "")).rpartition("-")
@@ -129,22 +133,21 @@ def error_of(row: Row[Any]) -> RequestError | None:
     return RequestError(row.error_code, row.error_message, row.error_param)
 
 
-def _raw(row: Row[Any]) -> RawResult:
-    body = row.body
+def _raw(row: Row[Any], body: str | None) -> RawResult:
     if body is not None and row.reused is not None:
-        body = dump_json(_body(row))
+        body = dump_json(_body(row, body))
     raw = None if body is None else msgspec.Raw(body.encode())
     return RawResult(row.request_id, row.line, row.custom_id, row.status_code, raw, error_of(row))
 
 
-def _record(row: Row[Any]) -> ResultRecord:
+def _record(row: Row[Any], body: str | None) -> ResultRecord:
     return ResultRecord(
         id=row.request_id,
         index=row.row_index,
         line=row.line,
         custom_id=row.custom_id,
         status_code=row.status_code,
-        body=None if row.body is None else _body(row),
+        body=None if body is None else _body(row, body),
         error=error_of(row),
         prompt_tokens=row.prompt_tokens,
         completion_tokens=row.completion_tokens,

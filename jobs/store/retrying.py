@@ -10,6 +10,7 @@ from sqlalchemy.engine import Connection
 from nightjar.jobs import lifecycle
 from nightjar.jobs.errors import LifecycleError
 from nightjar.jobs.states import JobState, RequestState
+from nightjar.jobs.store.awaiting import lower_planned_to
 from nightjar.jobs.store.batch_tables import batch
 from nightjar.jobs.store.common import FAULT_STATUS, AnyRow, now
 from nightjar.jobs.store.database import Database
@@ -123,11 +124,13 @@ class Retries:
         for row in crashed:
             isolate(connection, row, row.micro_batch_id, [row.id])
             drop_token_ids(connection, row.micro_batch_id)
-        again = [row.id for row in leaders if row.error_code != CRASHED_CODE]
+        again = [row for row in leaders if row.error_code != CRASHED_CODE]
         _step(connection, [row.id for row in crashed], RequestState.PLANNED)
-        _step(connection, again, RequestState.QUEUED, micro_batch_id=None)
+        _step(connection, [row.id for row in again], RequestState.QUEUED, micro_batch_id=None)
         _step(connection, [row.id for row in led], RequestState.FOLLOWING)
         _reopen(connection, job_id, rows)
+        if again:
+            lower_planned_to(connection, job_id, again[0].row_index)
         # The leader may have ended again since an earlier step.
         self._outcomes.land_followers(connection, job_id, {row.leader_id for row in led})
         return rows

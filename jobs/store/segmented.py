@@ -18,10 +18,11 @@ from sqlalchemy.engine import Connection
 
 from nightjar.jobs.errors import StoreUnavailableError
 from nightjar.jobs.states import RequestState
-from nightjar.jobs.store.body_rows import delete_bodies, insert_bodies
+from nightjar.jobs.store.body_rows import delete_packs
 from nightjar.jobs.store.columns import BigId
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.following import rows_that_follow
+from nightjar.jobs.store.staging import insert_packs
 from nightjar.jobs.store.tables import job, leader, request, result
 from nightjar.jobs.store.turns import Turns
 from nightjar.jobs.workers import Leader
@@ -129,7 +130,7 @@ class SegmentedLanding:
         connection.execute(
             sa.update(self._staged)
             .where(row.error_code.is_(None), earlier)
-            .values(duplicate_error(row, first_line) | {"kind": None, "body": None})
+            .values(duplicate_error(row, first_line) | {"kind": None})
         )
 
     def _find_followers(self) -> None:
@@ -161,7 +162,7 @@ class SegmentedLanding:
         )
         into = sa.insert(request).from_select([*_COLUMNS, "leader_id"], following)
         self._connection.execute(into)
-        insert_bodies(self._connection, self._staged, self._job_id, here & row.body.is_not(None))
+        insert_packs(self._connection, self._job_id, start, start + SEGMENT_ROWS - 1)
         rejected = here & row.error_code.is_not(None)
         self._insert_rows(RequestState.FAILED, rejected)
         self._reject(rejected)
@@ -218,13 +219,15 @@ def drop_landing(database: Database, job_id: str) -> int:
 
 
 def _drop_some(connection: Connection, job_id: str) -> int:
-    some = sa.select(request.c.id).where(request.c.job_id == job_id).limit(_DROPPED_PER_STEP)
-    ids = connection.scalars(some).all()
-    if ids:
+    row = request.c
+    some = sa.select(row.id, row.row_index).where(row.job_id == job_id).order_by(row.row_index)
+    found = connection.execute(some.limit(_DROPPED_PER_STEP)).all()
+    if found:
+        ids = [one.id for one in found]
         connection.execute(sa.delete(result).where(result.c.request_id.in_(ids)))
-        delete_bodies(connection, ids)
-        connection.execute(sa.delete(request).where(request.c.id.in_(ids)))
-    return len(ids)
+        connection.execute(sa.delete(request).where(row.id.in_(ids)))
+        delete_packs(connection, job_id, found[-1].row_index)
+    return len(found)
 
 
 def duplicate_error(row: Any, first_line: sa.ScalarSelect[Any]) -> dict[str, Any]:  # noqa: ANN401

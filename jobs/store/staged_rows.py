@@ -9,13 +9,12 @@ from nightjar.jobs.errors import TooManyRejectedError
 from nightjar.jobs.records import RejectedRow
 from nightjar.jobs.states import JobState, RequestState
 from nightjar.jobs.store.announcing import IS_AWAITED, announce_end
-from nightjar.jobs.store.body_rows import insert_bodies
 from nightjar.jobs.store.common import TOKEN_COUNTS, now
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.landings import new_token, note
 from nightjar.jobs.store.parts import PART_BITS, InPartOf, part_of_job
 from nightjar.jobs.store.segmented import duplicate_error
-from nightjar.jobs.store.staging import staged
+from nightjar.jobs.store.staging import insert_packs, staged
 from nightjar.jobs.store.tables import job, request, result
 
 REJECTED_STATUS = 400
@@ -94,7 +93,7 @@ class StagedRows:
             .order_by(row.row_index)
         )
         connection.execute(sa.insert(request).from_select(columns, rejected))
-        insert_bodies(connection, staged, self._job_id, row.error_code.is_(None))
+        insert_packs(connection, self._job_id)
         self.count_rejected()
 
     def count_rejected(self) -> None:

@@ -6,7 +6,7 @@ ones still land their results.
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
@@ -18,15 +18,16 @@ from sqlalchemy.engine import Connection
 from nightjar.jobs import lifecycle
 from nightjar.jobs.errors import UnknownJobError
 from nightjar.jobs.records import Job
-from nightjar.jobs.states import BatchStage, JobState, MicroBatchState, RequestState, StopReason
+from nightjar.jobs.states import BatchStage, JobState, MicroBatchState, StopReason
+from nightjar.jobs.store.awaiting import LOCK_WAITING, planned_to, raise_planned_to
 from nightjar.jobs.store.batch_tables import batch
 from nightjar.jobs.store.common import OPEN_JOBS, now
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.job_rows import find_job
+from nightjar.jobs.store.membership import open_members
 from nightjar.jobs.store.outcomes import Outcomes
-from nightjar.jobs.store.parts import InPartOf
 from nightjar.jobs.store.stop_reasons import find_stop, stopped_result
-from nightjar.jobs.store.tables import job, micro_batch, request
+from nightjar.jobs.store.tables import job, micro_batch
 from nightjar.jobs.store.token_ids import drop_token_ids
 from nightjar.jobs.store.turns import Turns
 
@@ -192,38 +193,28 @@ class Stopping:
         sizes = accumulate(row.size for row in found)
         fitting = sum(size <= REQUESTS_PER_STEP for size in sizes)
         ids = [row.id for row in found[: max(1, fitting)]]
+        indexes = open_members(connection, ids)
         connection.execute(
             sa.update(micro_batch)
             .where(micro_batch.c.id.in_(ids))
             .values(state=MicroBatchState.CANCELLED, ended_at=now())
         )
         drop_token_ids(connection, *ids)
-        members = sa.select(request.c.id, request.c.row_index).where(
-            request.c.micro_batch_id.in_(ids),
-            InPartOf(request.c.id, job_id),
-            request.c.state == RequestState.PLANNED,
-        )
-        return self._end_as_stopped(connection, job_id, members)
+        return self._end_as_stopped(connection, job_id, indexes)
 
     def _cancel_queued(self, connection: Connection, job_id: str) -> int:
         """Cancel some requests that are in no micro-batch; returns how many."""
-        queued = (
-            sa.select(request.c.id, request.c.row_index)
-            .where(
-                request.c.job_id == job_id,
-                InPartOf(request.c.id, job_id),
-                request.c.state == RequestState.QUEUED,
-            )
-            .order_by(request.c.id)
-            .limit(REQUESTS_PER_STEP)
-            .with_for_update()
-        )
-        return self._end_as_stopped(connection, job_id, queued)
+        first = planned_to(connection, job_id)
+        some = {"of_job": job_id, "first": first, "last": first + REQUESTS_PER_STEP - 1}
+        indexes = dict(connection.execute(LOCK_WAITING, some).all())
+        count = self._end_as_stopped(connection, job_id, indexes)
+        if count:
+            raise_planned_to(connection, job_id)
+        return count
 
     def _end_as_stopped(
-        self, connection: Connection, job_id: str, rows: sa.Select[int, int]
+        self, connection: Connection, job_id: str, indexes: Mapping[int, int]
     ) -> int:
-        indexes = dict(connection.execute(rows).all())
         if indexes:
             reason = find_stop(connection, job_id) or StopReason.CANCELLED
             self._outcomes.land(

@@ -28,6 +28,7 @@ from nightjar.jobs.errors import (
 )
 from nightjar.jobs.records import AGEING_S, NewJob, NewRequest, RejectedRow
 from nightjar.jobs.states import JobState
+from nightjar.jobs.store.awaiting import raise_planned_to
 from nightjar.jobs.store.common import TOKEN_COUNTS, now
 from nightjar.jobs.store.database import Database, translated_errors
 from nightjar.jobs.store.following import COUNTED_STATES, follow_equals, has_equals
@@ -38,7 +39,7 @@ from nightjar.jobs.store.parts import PART_MARK
 from nightjar.jobs.store.quotas import Quotas
 from nightjar.jobs.store.segmented import SegmentedLanding
 from nightjar.jobs.store.staged_rows import MOST_TOLD, StagedRows
-from nightjar.jobs.store.staging import drop_stage, stage, staged
+from nightjar.jobs.store.staging import create_stage, drop_stage, stage, staged
 from nightjar.jobs.store.tables import job
 
 logger = logging.getLogger(__name__)
@@ -192,6 +193,8 @@ class Submission:
     def _count(self, rows: StagedRows, total: int) -> None:
         self.rejected = rows.rejected
         self.accepted = total - rows.rejected
+        if rows.rejected:  # maybe the first one
+            raise_planned_to(self._connection, self.job_id)
 
     def _insert_job(self, total: int) -> bool:
         """Insert the job; False if another submission with its key or its id came first."""
@@ -243,8 +246,7 @@ def submission(
         arriving.look_up()
         if not arriving.existing:
             arriving.check_quotas()
-        staged.create(connection)
-        connection.commit()
+        create_stage(connection)
         try:
             yield arriving
             if not arriving.existing:

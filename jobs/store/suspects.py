@@ -23,8 +23,8 @@ from nightjar.jobs.store.holding import (
     hold,
     hold_all,
     note_occupied,
-    unfinished,
 )
+from nightjar.jobs.store.membership import unfinished
 from nightjar.jobs.store.outcomes import Outcomes
 from nightjar.jobs.store.parts import in_parts_of
 from nightjar.jobs.store.stop_reasons import find_stop
@@ -90,8 +90,8 @@ class Suspects:
         crash: Crash,
         answered: Sequence[NewResult],
     ) -> None:
-        indexes = unfinished(connection, leased.id, leased.job_id)
         given = {item.request_id for item in answered}
+        indexes = unfinished(connection, leased, given)
         check_members(leased.id, given, indexes.keys())
         suspects = [id_ for id_ in indexes if id_ not in given]
         if leased.isolated:

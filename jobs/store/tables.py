@@ -79,6 +79,8 @@ job = sa.Table(
     sa.Column("traceparent", sa.String(55)),
     # An open job: it may get more rows, and does not end before it is sealed.
     sa.Column("takes_rows", sa.Boolean, nullable=False, server_default=sa.false()),
+    # Rows before this one are planned or over (`jobs/store/awaiting.py`).
+    sa.Column("planned_to", sa.BigInteger, nullable=False, server_default="0"),
     # Digest of the rows that were appended last, so that they are not appended twice.
     sa.Column("append_digest", sa.String(64)),
     # For listings: the jobs of one tenant, newest first.
@@ -191,16 +193,6 @@ micro_batch = sa.Table(
 # of states leads to the leases of every worker.
 IS_LEASED = sa.text("micro_batch.state || '' = 'leased'")
 
-# What may wait for planning: a row that is in no micro-batch and follows no other. A row that the
-# planner refused, or whose answer it knew, has the mark NO_TOKENS. The condition does not name the
-# state: when a row ends, only its state changes. PostgreSQL then updates no index, as long as no
-# index or its condition names the state.
-UNPLANNED = sa.text(
-    "micro_batch_id IS NULL AND leader_id IS NULL AND kind IS NOT NULL"
-    " AND (segments IS NULL OR length(segments) > 0)"
-)
-NO_TOKENS = b""
-
 request = sa.Table(
     "request",
     metadata,
@@ -210,11 +202,11 @@ request = sa.Table(
     sa.Column("line", sa.BigInteger, nullable=False),
     sa.Column("custom_id", sa.Text),
     sa.Column("kind", state_column(RequestKind)),  # null: rejected at submission
-    # Only of rows that an API of the version before has submitted; others are in `request_body`.
+    # Only of rows that an API of two versions before has submitted.
     sa.Column("body", sa.Text),
     sa.Column("state", state_column(RequestState), nullable=False),
-    sa.Column("micro_batch_id", sa.ForeignKey("micro_batch.id"), index=True),
-    # NO_TOKENS, or what a planner of the version before has written; see `micro_batch_tokens`.
+    sa.Column("micro_batch_id", sa.ForeignKey("micro_batch.id")),
+    # What a planner of two versions before has written; see `micro_batch_tokens`.
     sa.Column("segments", sa.LargeBinary),
     sa.Column("prompt_vector", sa.Text),  # "name@version": save_plan writes it, claim returns it
     sa.Column("adapter", sa.Text),  # the same of a LoRA adapter
@@ -229,14 +221,8 @@ request = sa.Table(
         sqlite_where=sa.text("kind IS NOT NULL"),
         postgresql_where=sa.text("kind IS NOT NULL"),
     ),
-    # For planning: holds only the backlog, so that it stays small and cheap.
-    sa.Index(
-        "ix_request_unplanned",
-        "job_id",
-        "row_index",
-        sqlite_where=UNPLANNED,
-        postgresql_where=UNPLANNED,
-    ),
+    # SQLite looks here for requests of a micro-batch that is deleted.
+    sa.Index("ix_request_micro_batch_id", "micro_batch_id").ddl_if(dialect="sqlite"),
     # For landing: empty unless a job has equal requests.
     sa.Index(
         "ix_request_following",
@@ -248,8 +234,22 @@ request = sa.Table(
     postgresql_with=storage.REQUESTS,
 )
 
-# What a row asks for. Each state of a request is a new version of its row in PostgreSQL, with all
-# of its columns, so the largest one is apart. No foreign key: it would be checked for each row.
+# What the rows of a job ask for: consecutive rows in one pack. Each state of a request is a new
+# version of its row in PostgreSQL, with all of its columns, so the largest one is apart.
+body_pack = sa.Table(
+    "body_pack",
+    metadata,
+    sa.Column("job_id", sa.String(64), primary_key=True),
+    sa.Column("first_row", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("part", sa.BigInteger, nullable=False),  # as `part_of_job` says it
+    sa.Column("rows", sa.Integer, nullable=False),
+    sa.Column("bytes", sa.BigInteger, nullable=False),  # before compression
+    sa.Column("packed", sa.LargeBinary, nullable=False),  # a text is empty: its row has no body
+    postgresql_with=storage.KEPT,
+)
+
+# The body of a row alone: of single calls, and of jobs of the version before. No foreign key: it
+# would be checked for each row.
 request_body = sa.Table(
     "request_body",
     metadata,
@@ -270,6 +270,9 @@ micro_batch_tokens = sa.Table(
         autoincrement=False,
     ),
     sa.Column("token_ids", sa.LargeBinary, nullable=False),
+    # A pack of what workers need of the bodies, in the order of the requests in `token_ids`. Null:
+    # they read the bodies.
+    sa.Column("asked", sa.LargeBinary),
     postgresql_with=storage.SOON_DELETED,
 )
 
@@ -281,7 +284,7 @@ result = sa.Table(
     sa.Column("job_id", sa.String(64), nullable=False),
     sa.Column("row_index", sa.BigInteger, nullable=False),
     sa.Column("status_code", sa.Integer, nullable=False),
-    sa.Column("body", sa.Text),
+    sa.Column("body", sa.Text),  # null also where it is in a pack
     sa.Column("error_code", sa.String(64)),
     sa.Column("error_message", sa.Text),
     sa.Column("error_param", sa.Text),
@@ -293,6 +296,10 @@ result = sa.Table(
     sa.Column("created_at", UtcDateTime, nullable=False),
     sa.Column("reused", state_column(Reuse)),  # null: computed for this request
     sa.Column("landing", sa.BigInteger),  # token of its landing; null: of the version before
+    # Of a body in a pack: the pack, its place there, and its length in bytes.
+    sa.Column("pack_id", BigId),
+    sa.Column("pack_place", sa.SmallInteger),
+    sa.Column("body_bytes", sa.BigInteger),
     sa.Index(None, "job_id", "row_index"),
     # Failures are few: this finds them without a scan of the successes.
     sa.Index(
@@ -302,6 +309,16 @@ result = sa.Table(
         sqlite_where=sa.text("error_code IS NOT NULL"),
         postgresql_where=sa.text("error_code IS NOT NULL"),
     ),
+    postgresql_with=storage.KEPT,
+)
+
+# Bodies of answers that landed together.
+answer_pack = sa.Table(
+    "answer_pack",
+    metadata,
+    # The lowest request whose answer is in it. A request has one answer, so the id is unique.
+    sa.Column("id", BigId, primary_key=True, autoincrement=False),
+    sa.Column("packed", sa.LargeBinary, nullable=False),
     postgresql_with=storage.KEPT,
 )
 

@@ -13,11 +13,11 @@ from sqlalchemy.engine import Connection
 from nightjar.jobs import lifecycle
 from nightjar.jobs.records import Job
 from nightjar.jobs.states import JobState, MicroBatchState
-from nightjar.jobs.store.common import AWAITS_PLAN, has_rows, now
+from nightjar.jobs.store.awaiting import GIVEN_HAS_UNPLANNED
+from nightjar.jobs.store.common import has_rows, now
 from nightjar.jobs.store.job_rows import find_job
 from nightjar.jobs.store.model_tables import model, worker_model
-from nightjar.jobs.store.parts import InPartOf
-from nightjar.jobs.store.tables import READY_ALONE, job, micro_batch, request, worker
+from nightjar.jobs.store.tables import READY_ALONE, job, micro_batch, worker
 
 SWEEPER = "sweeper"
 """The owner under which the planner that leads beats, at every sweep."""
@@ -47,12 +47,7 @@ _SEEN = sa.select(
     _last_sign(worker.c.owner != SWEEPER),
     _micro_batches(MicroBatchState.LEASED),
     _micro_batches(MicroBatchState.DISPATCHED),
-    has_rows(
-        request.c.row_index,
-        request.c.job_id == _of_job,
-        InPartOf(request.c.id, _of_job),
-        AWAITS_PLAN,
-    ),
+    GIVEN_HAS_UNPLANNED,
 )
 _IN_FLIGHT = [MicroBatchState.DISPATCHED, MicroBatchState.LEASED]
 # Never many: the dispatch window bounds what is in flight.

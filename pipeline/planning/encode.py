@@ -14,6 +14,7 @@ from nightjar.checkpoints import (
     ModelConfig,
     Tokenizer,
 )
+from nightjar.jobs.asked import without_texts
 from nightjar.jobs.records import EncodedRequest, QueuedRequest, RequestError
 from nightjar.jobs.states import RequestKind
 from nightjar.jobs.vector_records import PromptVector
@@ -151,6 +152,7 @@ class Encoder:
             vector_reference=reference,
             adapter=None if adapter is None else adapter.key,
             adapter_reference=adapter_reference,
+            asked=without_texts(request.body),
         )
 
     def _with_prefix(self, ids: list[int]) -> list[int]:

@@ -19,4 +19,5 @@ def open_store(settings: Settings, *, connections: int | None = None) -> Store:
         settings.database_url.get_secret_value(),
         connections=connections,
         direct_url=None if direct is None else direct.get_secret_value(),
+        packs_answers=settings.pack_answers,
     )

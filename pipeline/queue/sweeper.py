@@ -131,6 +131,12 @@ class Sweeper:
     def _end_jobs(self, patience_s: float) -> None:
         """End what waits in stopped jobs, and followers whose leader has ended without them."""
         began = time.monotonic()
+        if corrected := self._store.planned_to.correct():
+            logger.warning(
+                "%d jobs had rows that no planner would have found",
+                corrected,
+                extra={"action": "planned_to_corrected"},
+            )
         self._store.stopping.finish(patience_s)
         self._store.orphans.land(max(0.0, patience_s - (time.monotonic() - began)))
 

@@ -62,6 +62,11 @@ class WorkerSettings(BaseSettings):
         description="micro-batches of jobs in one engine at a time; a worker of several models "
         "has so many threads for each",
     )
+    pack_answers: Annotated[bool, read_by(PLANNER, GPU_WORKER, page="guides/upgrading.md")] = Field(
+        True,
+        description="store answers that land together as one compressed value; false while an API "
+        "of a version before runs, which cannot read them",
+    )
     receipts: Annotated[bool, read_by(GPU_WORKER, page="reference/requests.md")] = Field(
         False, description="write into each answer what it was computed with"
     )

@@ -8,8 +8,10 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -20,6 +22,9 @@ from nightjar.jobs.records import NewJob, NewRequest
 from nightjar.jobs.states import JobState, RequestKind
 from nightjar.jobs.store import Store
 from tests.documents import ROOT
+from tests.faults.conftest import undisturbed_answers
+from tests.faults.oracle import judge, most_in_flight
+from tests.faults.system import running_system
 
 pytestmark = pytest.mark.slow
 _MARKED = re.compile(r"<!-- test: ([^>]+?) -->\n```bash\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -126,6 +131,64 @@ def test_postgresql(tmp_path: Path, postgres_databases: tuple[str, str]) -> None
     later = spoil(url, job_id)
     run("restore PostgreSQL", tmp_path, NIGHTJAR_DATABASE_URL=url, ADMIN_URL=admin)
     assert_restored(url, job_id, later)
+
+
+ROWS = 300
+
+
+def running_until_backup(url: str, folder: Path, model: Path, back_up: Callable[[], None]) -> str:
+    """Start a job, back up while it runs, and go on; returns the job. Then all processes end."""
+    with running_system(folder, url, model) as system:
+        job_id = system.submit(ROWS)
+        system.wait_until("results", lambda: system.store.jobs.get(job_id).completed >= ROWS // 5)
+        back_up()
+        before = system.store.jobs.get(job_id).completed
+        assert before < ROWS  # it still ran
+        system.wait_until("more", lambda: system.store.jobs.get(job_id).completed > before)
+    return job_id
+
+
+def assert_it_goes_on(
+    url: str, folder: Path, model: Path, job_id: str, undisturbed: Mapping[str, Any]
+) -> None:
+    """The restored job ends by itself, beside an empty broker: nothing is lost or there twice."""
+    with running_system(folder, url, model) as system:
+        landed = system.store.jobs.get(job_id)
+        assert ROWS // 5 <= landed.completed < ROWS
+        system.jobs.append(job_id)
+        system.wait_done()
+        judge(system, undisturbed).check(recomputed_at_most=most_in_flight(system))
+        assert system.store.jobs.get(job_id).completed == ROWS
+
+
+@pytest.fixture
+def undisturbed(tmp_path: Path, tiny_model: Path) -> Mapping[str, Any]:
+    folder = tmp_path / "undisturbed"
+    folder.mkdir()
+    return undisturbed_answers(folder, tiny_model, ROWS)
+
+
+def test_a_job_that_ran_goes_on_from_a_backup_of_sqlite(
+    tmp_path: Path, tiny_model: Path, undisturbed: Mapping[str, Any]
+) -> None:
+    url = f"sqlite:///{tmp_path / 'nightjar.db'}"
+    back_up = partial(run, "back up SQLite", tmp_path)
+    job_id = running_until_backup(url, tmp_path, tiny_model, back_up)
+    run("restore SQLite", tmp_path)
+    assert_it_goes_on(url, tmp_path, tiny_model, job_id, undisturbed)
+
+
+def test_a_job_that_ran_goes_on_from_a_backup_of_postgresql(
+    tmp_path: Path,
+    tiny_model: Path,
+    postgres_databases: tuple[str, str],
+    undisturbed: Mapping[str, Any],
+) -> None:
+    url, admin = postgres_databases
+    back_up = partial(run, "back up PostgreSQL", tmp_path, NIGHTJAR_DATABASE_URL=url)
+    job_id = running_until_backup(url, tmp_path, tiny_model, back_up)
+    run("restore PostgreSQL", tmp_path, NIGHTJAR_DATABASE_URL=url, ADMIN_URL=admin)
+    assert_it_goes_on(url, tmp_path, tiny_model, job_id, undisturbed)
 
 
 def test_the_guide_has_no_command_that_is_not_run_here() -> None:

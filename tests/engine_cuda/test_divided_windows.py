@@ -49,7 +49,7 @@ def hosted(kind, max_tokens=8, **more):
 
 def watch(engine):
     """Append the request ids of each decode step from now on: of windows, and of single steps."""
-    events, run_plan, land = [], engine._executor.run, engine.windows.land
+    events, run_plan, land = [], engine.executor.run, engine.windows.land
 
     def landing():
         for moved in land():
@@ -62,7 +62,7 @@ def watch(engine):
             events.append(("single", [sequence.request_id for sequence in plan.decodes]))
         return found
 
-    engine._executor.run = stepping
+    engine.executor.run = stepping
     engine.windows.land = landing
     return events
 
@@ -278,7 +278,7 @@ def test_a_step_of_a_divided_batch_that_raises(on_device, texts, monkeypatch, ca
         engine.step()
     with monkeypatch.context() as patch, caplog.at_level(logging.CRITICAL):
         if where == "beside":
-            patch.setattr(engine._executor, "run", failing)
+            patch.setattr(engine.executor, "run", failing)
         else:
             patch.setattr(DecodeWindows, "launch", failing)
         results = drain(engine)

@@ -40,7 +40,7 @@ def test_the_next_one_finds_no_rows_and_the_first_ids(
 @pytest.mark.parametrize(
     "statement",
     [
-        "DROP INDEX ix_request_unplanned",
+        "DROP INDEX ix_request_following",
         "ALTER TABLE job ADD COLUMN other INTEGER",
         "ALTER TABLE request_p0 SET (autovacuum_enabled = off)",
         "CREATE TABLE other (id INTEGER)",

@@ -31,8 +31,8 @@ BACKLOG = (
     "DELETE FROM result WHERE job_id = :job",
     "UPDATE request SET state = 'queued', micro_batch_id = NULL WHERE job_id = :job",
     "DELETE FROM micro_batch WHERE job_id = :job",
-    "UPDATE job SET state = 'queued', completed = 0, landed = 0, finished_at = NULL "
-    "WHERE id = :job",
+    "UPDATE job SET state = 'queued', completed = 0, landed = 0, planned_to = 0, "
+    "finished_at = NULL WHERE id = :job",
 )
 Call: TypeAlias = tuple[str, Callable[[], object]]
 

@@ -3,7 +3,6 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-import sqlalchemy as sa
 
 from nightjar.jobs.errors import StoreError
 from nightjar.jobs.records import (
@@ -16,7 +15,6 @@ from nightjar.jobs.records import (
 )
 from nightjar.jobs.states import JobState, MicroBatchState, RequestKind
 from nightjar.jobs.store import Store
-from nightjar.jobs.store.tables import UNPLANNED, request
 from tests.jobs import planned, submit
 from tests.outcomes import claim, codes, compute
 
@@ -96,46 +94,49 @@ def test_a_job_whose_rows_are_all_refused_is_over(
     assert store.backlog.jobs_to_plan() == []
 
 
-def plans_of(store: Store, statement: str, job_id: str) -> str:
+def plans_of(store: Store, statement: str, *parameters: str) -> str:
     """How the database would look for the queued requests, were there many."""
     engine = store.database.engine
     with engine.begin() as connection:
         if engine.dialect.name == "sqlite":
-            explained = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", (job_id,))
+            explained = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
             return str(explained.all())
         connection.exec_driver_sql("SET LOCAL enable_seqscan TO off")
-        explained = connection.exec_driver_sql(f"EXPLAIN {statement}", (job_id,))
+        explained = connection.exec_driver_sql(f"EXPLAIN {statement}", parameters)
         return str(explained.all())
 
 
-def refused(store: Store, ids: list[int], code: str) -> set[int]:
-    """Ids of those that the index of unplanned requests still holds, after a refusal."""
+def refused(store: Store, ids: list[int], code: str) -> list[int]:
+    """Ids of those that still wait, after a refusal."""
     (job,) = store.jobs.newest()
     error = RequestError(code, "refused", None)
     store.planning.save_plan(job.id, [], [], [(id_, error) for id_ in ids])
-    with store.database.reading() as connection:
-        return set(connection.scalars(sa.select(request.c.id).where(UNPLANNED)))
+    return [item.id for item in store.backlog.queued_requests(job.id, 9)]
 
 
-def test_refused_requests_leave_the_index_of_the_unplanned(
-    store: Store, job_id: str, ids: list[int]
-) -> None:
-    assert refused(store, ids[:3], "context_length_exceeded") == {ids[3]}
+def test_refused_requests_wait_no_more(store: Store, job_id: str, ids: list[int]) -> None:
+    assert refused(store, ids[:3], "context_length_exceeded") == [ids[3]]
 
 
 def test_a_refusal_through_a_fault_of_ours_can_be_planned_again(
     store: Store, job_id: str, ids: list[int]
 ) -> None:
-    assert refused(store, ids, "internal_error") == set(ids)
+    assert refused(store, ids, "internal_error") == []
     assert store.retries.retry(job_id) == 4
     assert [item.id for item in store.backlog.queued_requests(job_id, 4)] == ids
 
 
-def test_queued_requests_are_found_by_their_own_index(store: Store, job_id: str) -> None:
-    mark = "?" if store.database.is_sqlite else "%s"
-    where = f"job_id = {mark} AND state = 'queued' AND {UNPLANNED}"
-    statement = f"SELECT id FROM request WHERE {where} ORDER BY row_index LIMIT 10"  # noqa: S608
-    assert "ix_request_unplanned" in plans_of(store, statement, job_id)
+def test_rows_that_wait_are_looked_for_behind_those_that_are_planned(
+    store: Store, job_id: str
+) -> None:
+    statement = (
+        "SELECT id FROM request WHERE job_id = ? AND state = 'queued' AND row_index >= "
+        "(SELECT planned_to FROM job WHERE id = ?) ORDER BY row_index LIMIT 10"
+    )
+    if not store.database.is_sqlite:
+        statement = statement.replace("?", "%s")
+    plan = plans_of(store, statement, job_id, job_id)
+    assert "job_id_row_index_key" in plan or "(job_id=? AND row_index>?)" in plan, plan
 
 
 def test_planning_twice_stores_it_once(store: Store, job_id: str, ids: list[int]) -> None:

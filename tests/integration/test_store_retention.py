@@ -230,10 +230,10 @@ def test_a_new_job_carries_its_time(store: Store) -> None:
 def test_a_purge_goes_in_steps_that_are_bounded_in_rows_and_bytes(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(purging, "BYTES_PER_STEP", 150)
+    monkeypatch.setattr(purging, "BYTES_PER_STEP", 60)
     job_id = over(store, 8, each=8)
     newer(store)
-    large = sa.update(result).where(result.c.row_index == 2).values(body="x" * 1_000)
+    large = sa.update(result).where(result.c.row_index == 2).values(body_bytes=1_000)
     store.database.write(lambda connection: connection.execute(large))
     left = []
     write = store.database.write

@@ -2,18 +2,14 @@
 
 import sqlalchemy as sa
 
-from nightjar.jobs.lines.parsing import validate_body
 from nightjar.jobs.records import (
     EncodedRequest,
     MicroBatchRef,
-    NewJob,
     NewMicroBatch,
-    NewRequest,
-    RejectedRow,
 )
 from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store import Store
-from nightjar.jobs.store.tables import micro_batch_tokens, request, request_body
+from nightjar.jobs.store.tables import body_pack, micro_batch_tokens, request
 from nightjar.jobs.workers import Crash
 from tests.jobs import planned, submit
 from tests.outcomes import answers, claim, compute
@@ -110,14 +106,13 @@ def test_a_plan_that_is_overtaken_stores_no_token_ids(store: Store) -> None:
 
 
 def test_rows_and_plans_of_the_version_before_are_read_where_they_are(store: Store) -> None:
-    """Its API put bodies into the requests' rows, and its planner token ids, as packed int32."""
+    """An older API put bodies into the requests' rows, and its planner token ids."""
     job_id, (ref, _) = planned(store, 2)
     old = bytes.fromhex("0200000001000000010000000100000002010000")  # [1], [258]
     with store.database.engine.execution_options(nightjar_write=True).begin() as connection:
-        body = sa.select(request_body.c.body).where(request_body.c.request_id == request.c.id)
-        moved = {"body": body.scalar_subquery(), "segments": old}
+        moved = {"body": '{"prompt":"a","max_tokens":4,"temperature":0.0}', "segments": old}
         connection.execute(sa.update(request).values(moved))
-        connection.execute(sa.delete(request_body))
+        connection.execute(sa.delete(body_pack))
         connection.execute(sa.delete(micro_batch_tokens))
     (one,) = claim(store, ref).requests
     assert (one.body["prompt"], one.segments) == ("a", [[1], [258]])
@@ -126,19 +121,3 @@ def test_rows_and_plans_of_the_version_before_are_read_where_they_are(store: Sto
     assert waiting.body["prompt"] == "a"
     assert waiting.size == len('{"prompt":"a","max_tokens":4,"temperature":0.0}')
     assert store.previews.asked([waiting.id])[waiting.id]["prompt"] == "a"
-
-
-def test_only_accepted_rows_have_a_body(store: Store) -> None:
-    body = validate_body(RequestKind.GENERATE, {"prompt": "a", "max_tokens": 4})
-    with store.jobs.submit(NewJob("tiny", merge_equal=False)) as submission:
-        submission.add([NewRequest(0, 1, "first", RequestKind.GENERATE, body)])
-        submission.add([RejectedRow(1, 2, "second", "invalid_json", "not JSON", None)])
-        submission.add([NewRequest(2, 3, "first", RequestKind.GENERATE, body)])
-    assert (submission.accepted, submission.rejected) == (1, 2)
-    with store.database.reading() as connection:
-        stored = connection.execute(
-            sa.select(request.c.row_index, request.c.body)
-            .join(request_body, request_body.c.request_id == request.c.id)
-            .where(request.c.job_id == submission.job_id)
-        ).all()
-    assert [tuple(row) for row in stored] == [(0, None)]

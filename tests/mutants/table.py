@@ -106,7 +106,12 @@ TESTS: dict[str, list[str]] = {
     "jobs/store/batch_work.py": _integration("ingest", "finalize", "announced_batches"),
     "jobs/store/batches.py": _integration("ingest", "api_batches", "batch_keys"),
     "jobs/store/bodies.py": _unit("store_bodies"),
-    "jobs/store/body_rows.py": _store("token_ids", "submission", "retention"),
+    "jobs/store/answer_packs.py": _store("packs", "retention"),
+    "jobs/store/awaiting.py": _store("awaiting", "planning"),
+    "jobs/store/body_rows.py": _store("packs", "token_ids", "submission", "retention"),
+    "jobs/store/listed.py": _store("membership", "planning"),
+    "jobs/store/membership.py": _store("membership", "leases", "stopping"),
+    "jobs/store/packs.py": ["tests/unit/test_packs.py", *_store("packs")],
     "jobs/store/bulk.py": _store("bulk", "submission", "stopping"),
     "jobs/store/common.py": [
         *_store("planning", "waiting", "retrying"),
@@ -172,7 +177,7 @@ TESTS: dict[str, list[str]] = {
         *_store("submission", "segmented", "paging"),
         *_integration("api"),
     ],
-    "jobs/store/staging.py": _store("submission", "segmented"),
+    "jobs/store/staging.py": _store("submission", "segmented", "packs"),
     "jobs/store/stop_reasons.py": [*_store("stopping", "leases"), *_integration("sweeper")],
     "jobs/store/stopping.py": [*_store("stopping", "bounds"), *_integration("sweeper")],
     "jobs/store/submission.py": [

@@ -18,6 +18,7 @@ RECORDS = {
         for name in (
             "accounts",
             "answer_shapes",
+            "asked",
             "records",
             "file_records",
             "batch_records",

@@ -1,0 +1,96 @@
+"""Bodies of answers: those that land together are one pack (`jobs/store/packs.py`)."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Row
+
+from nightjar.jobs.store.bulk import BulkInsert
+from nightjar.jobs.store.common import octets
+from nightjar.jobs.store.database import Database
+from nightjar.jobs.store.packs import cut, pack, unpack
+from nightjar.jobs.store.parts import in_parts_of
+from nightjar.jobs.store.tables import answer_pack, result
+
+LEAST_TEXTS = 4
+"""Fewer answers are stored alone: single calls and suspects."""
+
+_PACKS_AT_ONCE = 16
+_pack = answer_pack.c
+
+
+class Stored(NamedTuple):
+    """The columns of a result that hold its body, in the order of the table of results."""
+
+    pack_id: int | None = None
+    pack_place: int | None = None
+    body_bytes: int | None = None
+
+
+class AnswerPacks:
+    """Stores bodies that land together.
+
+    `NIGHTJAR_PACK_ANSWERS` of the settings is `enabled`: an API of the version before reads no
+    packs.
+    """
+
+    def __init__(self, database: Database, *, enabled: bool) -> None:
+        self._enabled = enabled
+        self._insert = BulkInsert(database, answer_pack, ("id", "packed"))
+
+    def store(self, connection: Connection, bodies: Mapping[int, str]) -> dict[int, Stored]:
+        """Insert packs of these bodies, by the requests' ids; gives where each is now.
+
+        Those that it does not give are to be stored in their results.
+        """
+        if not self._enabled or len(bodies) < LEAST_TEXTS:
+            return {}
+        texts = {id_: bodies[id_].encode() for id_ in sorted(bodies)}
+        ids = list(texts)
+        packs: list[tuple[int, bytes]] = []
+        stored: dict[int, Stored] = {}
+        for part in cut([len(text) for text in texts.values()]):
+            some = ids[part]
+            packs.append((some[0], pack([texts[id_] for id_ in some])))
+            stored |= {
+                id_: Stored(some[0], place, len(texts[id_])) for place, id_ in enumerate(some)
+            }
+        self._insert.run(connection, packs)
+        return stored
+
+
+def read_bodies(connection: Connection, rows: Sequence[Row[Any]]) -> dict[int, str]:
+    """The bodies of results by `request_id`; the rows have the columns of results."""
+    bodies = {row.request_id: row.body for row in rows if row.body is not None}
+    wanted: dict[int, list[Row[Any]]] = {}
+    for row in rows:
+        if row.pack_id is not None:
+            wanted.setdefault(row.pack_id, []).append(row)
+    for id_, texts in _texts(connection, sorted(wanted)):
+        bodies |= {row.request_id: texts[row.pack_place].decode() for row in wanted[id_]}
+    return bodies
+
+
+def body_octets(*, is_sqlite: bool) -> sa.ColumnElement[int]:
+    """How many bytes the body of a result takes; null without one."""
+    return sa.func.coalesce(
+        result.c.body_bytes, octets(result.c.body, is_sqlite=is_sqlite), type_=sa.BigInteger
+    )
+
+
+def delete_answer_packs(connection: Connection, ids: Collection[int]) -> None:
+    """Delete packs; their answers are deleted, or about to be."""
+    if ids:
+        is_given = (_pack.id.in_(ids), in_parts_of(_pack.id, ids))
+        connection.execute(sa.delete(answer_pack).where(*is_given))
+
+
+def _texts(connection: Connection, ids: Sequence[int]) -> Iterator[tuple[int, list[bytes]]]:
+    """The texts of each of these packs; a few packs are in memory at once."""
+    for begin in range(0, len(ids), _PACKS_AT_ONCE):
+        some = ids[begin : begin + _PACKS_AT_ONCE]
+        is_given = (_pack.id.in_(some), in_parts_of(_pack.id, some))
+        statement = sa.select(_pack.id, _pack.packed).where(*is_given)
+        for id_, packed in connection.execute(statement).all():
+            yield id_, unpack(packed)
