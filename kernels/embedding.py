@@ -9,10 +9,7 @@ from nightjar.kernels.operands import HeadTable, LinearWeight, TokenTable
 
 
 def tied_table(table: Tensor, head: LinearWeight) -> TokenTable:
-    """Return the table [V, H] to keep where `head` was packed from it.
-
-    Rows of zeros at the table's end may be missing in `head`.  One copy is kept if it serves both.
-    """
+    """Return the table [V, H] to keep where `head` was packed from it; one copy may serve both."""
     return head.table(table.shape[0]) or table
 
 

@@ -74,9 +74,8 @@ class ThreadCollective:
             total = total + part
         return total
 
-    def gather(self, x: Tensor) -> list[Tensor]:
-        parts = self._meeting.exchange(self._rank, x)
-        return parts if self._rank == 0 else []
+    def gather(self, x: Tensor) -> Tensor:
+        return torch.stack(self._meeting.exchange(self._rank, x))
 
     def broadcast(self, x: Tensor) -> Tensor:
         return self._meeting.exchange(self._rank, x)[0]

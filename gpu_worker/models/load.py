@@ -107,15 +107,13 @@ class _Loader:
         config, names, part = self._config, self._names, self._part
         for beginning in (names.tokens, *(f"{names.layer}.{i}." for i in range(_LAYERS_AHEAD))):
             self._reader.expect(beginning)
-        table = self._vocabulary(names.tokens, keep=self._keep or not config.tied_embeddings)
-        tokens = table
-        if part.ranks > 1:  # one row of zeros for all tokens of other ranks
-            tokens = torch.cat((table, table.new_zeros(1, config.hidden_size)))
-            table = tokens[:-1]
+        # Only a whole head can serve as the table. A rank keeps the table beside its part.
+        one_copy = config.tied_embeddings and part.ranks == 1
+        tokens = self._tensor(f"{names.tokens}.weight", keep=self._keep or not one_copy)
         positions, rope = None, None
         if config.rope is not None:
             rope = RopeTable.build(config.rope, config.context_length, self._device)
-        elif part.is_first:
+        else:
             positions = self._tensor(f"{names.positions}.weight")
         layers = tuple(self._layer(i, f"{names.layer}.{i}.") for i in range(config.n_layers))
         last_norm = self._norm(names.last_norm)
@@ -123,12 +121,14 @@ class _Loader:
         for weight in (last_norm.weight, last_norm.bias):
             if weight is not None:
                 weight.mul_(config.logits_multiplier)
-        tied = config.tied_embeddings
-        head_table = table if tied else self._vocabulary(names.head, keep=self._keep)
+        if config.tied_embeddings:
+            head_table = tokens[part.tokens]
+        else:
+            head_table = self._tensor(f"{names.head}.weight", part.tokens, keep=self._keep)
         head = self._precision.pack(head_table, None, WIDE_RESULTS)
-        found = kernels.tied_table(tokens, head) if tied else tokens
-        if tied and found is table and not self._keep:
-            found = table.clone()
+        found = kernels.tied_table(tokens, head) if one_copy else tokens
+        if one_copy and found is tokens and not self._keep:
+            found = tokens.clone()
         return DecoderWeights(
             tokens=found,
             positions=positions,
@@ -137,10 +137,6 @@ class _Loader:
             last_norm=last_norm,
             head=head,
         )
-
-    def _vocabulary(self, name: str, *, keep: bool) -> Tensor:
-        """Return the part's rows of the embedding table or of the LM head."""
-        return self._tensor(f"{name}.weight", self._part.tokens, keep=keep)
 
     def _layer(self, number: int, root: str) -> LayerWeights:
         """Load one block; root: the beginning of its tensors' names."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -12,9 +11,8 @@ from torch.nn import functional as F
 
 from nightjar import kernels
 from nightjar.checkpoints.adapters import not_computed
-from nightjar.gpu_worker.models.batch import TokenBatch
 from nightjar.gpu_worker.models.decoder import Decoder
-from nightjar.gpu_worker.models.split import Part, width
+from nightjar.gpu_worker.models.split import Part
 
 
 class Collective(Protocol):
@@ -26,8 +24,8 @@ class Collective(Protocol):
         On the CPU no row's bits depend on the other rows.
         """
 
-    def gather(self, x: Tensor) -> list[Tensor]:
-        """Return all ranks' x, of one shape, in the order of ranks; empty except on rank 0."""
+    def gather(self, x: Tensor) -> Tensor:
+        """Return all ranks' x, of one shape, in the order of ranks: [ranks, *x.shape]."""
 
     def broadcast(self, x: Tensor) -> Tensor:
         """Return rank 0's x; on other ranks x gives shape and dtype, and is overwritten."""
@@ -36,8 +34,8 @@ class Collective(Protocol):
 class ShardDecoder(Decoder):
     """One rank's part of a decoder.
 
-    `forward` gives every rank the same hidden states, those of the whole model; `logits` and
-    `token_nll` give rank 0 the whole model's, and the others nothing to be used.
+    `forward` and `logits` give every rank what the whole model gives, with the same bits on each;
+    `token_nll` gives it to rank 0, and the others nothing to be used.
     """
 
     in_lockstep = True
@@ -51,12 +49,13 @@ class ShardDecoder(Decoder):
         self.collective = collective
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Compute scores over the vocabulary: [N, H] -> float32[N, V]; other ranks: [N, 0]."""
+        """Compute scores over the vocabulary: [N, H] -> float32[N, V].
+
+        Each rank computes the scores of its tokens, and all ranks get the scores of all.
+        """
         scores = super().logits(hidden)
         counts = self.part.token_counts(self.config.vocab_size)
         gathered = self.collective.gather(F.pad(scores, (0, max(counts) - scores.shape[1])))
-        if not gathered:
-            return scores[:, :0]
         return torch.cat([x[:, :n] for x, n in zip(gathered, counts, strict=True)], 1)
 
     def token_nll(self, hidden: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
@@ -72,33 +71,13 @@ class ShardDecoder(Decoder):
         )
         parts[1].masked_fill_(~own, 0.0)
         gathered = self.collective.gather(parts)
-        if not gathered:
+        if not self.part.is_first:
             return parts[0]
-        sums, scores = torch.stack(gathered).double().cpu().unbind(1)
+        sums, scores = gathered.double().cpu().unbind(1)
         # NumPy's logaddexp is a scalar loop: no pair's bits depend on the others.
         total = np.logaddexp.reduce(sums.numpy(), axis=0)
         nll = torch.from_numpy(total) - scores.sum(0)
         return nll.float().to(hidden.device)
-
-    def _embed(self, batch: TokenBatch) -> Tensor:
-        """Return every row from the rank that holds it; others give zeros, so the sum is exact."""
-        return self.collective.sum(
-            super()._embed(replace(batch, token_ids=self._own_ids(batch.token_ids)))
-        )
-
-    def _own_ids(self, ids: Tensor) -> Tensor:
-        """Return ids as this rank's table counts them.
-
-        Tokens of other ranks read the row of zeros at the end.  Ids past the vocabulary, prompt
-        vectors, belong to the first rank.
-        """
-        rows = width(self.part.tokens)
-        local = ids - self.part.tokens.start
-        own = torch.where((local >= 0) & (local < rows), local, rows)
-        if not self.part.is_first:
-            return own
-        vocab_size = self.config.vocab_size
-        return torch.where(ids >= vocab_size, ids - vocab_size + rows + 1, own)
 
     def _joined(self, part: Tensor) -> Tensor:
         return self.collective.sum(part)

@@ -1,8 +1,8 @@
 """Splits a model among ranks: tensor parallelism (arXiv 1909.08053).
 
 Projections into heads and into the feed-forward block are split by output, projections out of them
-by input. So a layer needs two sums over the ranks. The embedding table and the LM head are split by
-token. Every rank has all norms and rotations, and its own residual stream.
+by input. So a layer needs two sums over the ranks. The LM head is split by token. Every rank has
+the whole embedding table, all norms and positions, and its own residual stream.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Part:
 
     heads, kv_heads: query heads, and the key-value heads that they read; with fewer key-value heads
     than ranks, several ranks hold the same one.
-    inner: channels of the feed-forward block; tokens: rows of the embedding table and the LM head.
+    inner: channels of the feed-forward block; tokens: rows of the LM head.
     """
 
     rank: int
@@ -51,7 +51,7 @@ class Part:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank adds what one rank must: biases after a sum, positions, vectors."""
+        """Whether this rank adds what only one may: the biases after a sum."""
         return self.rank == 0
 
     def token_counts(self, vocab_size: int) -> list[int]:

@@ -14,11 +14,11 @@ from torch import distributed as dist
 from nightjar.checkpoints import ShardError
 from nightjar.gpu_worker.shards.process import GroupLostError, GroupMember
 
-START_S = {"nccl": 120.0, "gloo": 0.0}
+START_S = 120.0
 """Seconds that the ranks have to connect, if that is more than `GroupMember.patience_s`.
 
-NCCL examines every GPU and every link of the machine first. With eight GPUs this may take longer
-than a step may take.
+A machine that still reads weights is slow, and NCCL examines every GPU and every link first. Both
+may take longer than a step may take.
 """
 
 
@@ -31,7 +31,6 @@ class TorchCollective:
 
     def __init__(self, member: GroupMember, device: str) -> None:
         """Connect to the other ranks, which must connect at the same time."""
-        self._rank = member.rank
         self._ranks = member.ranks
         self._on_cpu = device == "cpu"
         self._activity = member.activity
@@ -44,7 +43,7 @@ class TorchCollective:
                 store=store,
                 rank=member.rank,
                 world_size=member.ranks,
-                timeout=timedelta(seconds=max(START_S[backend], member.patience_s)),
+                timeout=timedelta(seconds=max(START_S, member.patience_s)),
                 device_id=own,
             )
         # NCCL connects and takes its memory at its first use. That is now, not in the first step.
@@ -71,13 +70,12 @@ class TorchCollective:
                 return x
             return self._ordered_sum(x)
 
-    def gather(self, x: Tensor) -> list[Tensor]:
-        """Return every rank's x on rank 0, and an empty list on the others."""
-        x = x.contiguous()
-        parts = [torch.empty_like(x) for _ in range(self._ranks)] if self._rank == 0 else None
+    def gather(self, x: Tensor) -> Tensor:
+        """Return every rank's x, one after another: [ranks, *x.shape]."""
+        gathered = x.new_empty(self._ranks * x.numel())
         with self._exchange():
-            dist.gather(x, parts, dst=0)
-        return parts or []
+            dist.all_gather_single(gathered, x.flatten())
+        return gathered.view(self._ranks, *x.shape)
 
     def broadcast(self, x: Tensor) -> Tensor:
         """Return rank 0's x."""

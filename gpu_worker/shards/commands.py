@@ -2,7 +2,7 @@
 
 A frame is one command in MessagePack, on the pipe from rank 0 to each follower. Followers answer
 `Load`, `Keep` and `Allocate` with `Done`. All commands but `Load` and `Keep` name a model, by its
-index in the order of loading. Hidden states and sums travel through the collective.
+index in the order of loading. Hidden states, prompt vectors and sums travel through the collective.
 """
 
 from __future__ import annotations
@@ -100,7 +100,10 @@ class Branches(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Forward(msgspec.Struct, frozen=True, tag=True):
-    """One step's TokenBatch, without its prompt vectors, which only rank 0 needs."""
+    """One step's TokenBatch.
+
+    vectors: Rows of its prompt vectors, which rank 0 broadcasts; 0 where it reads none.
+    """
 
     model: int
     token_ids: Ids
@@ -111,6 +114,8 @@ class Forward(msgspec.Struct, frozen=True, tag=True):
     prefill: Chunks | None
     decode: Running | None
     branch: Branches | None
+    vector_bases: Ids
+    vectors: int = 0
 
 
 class Logits(msgspec.Struct, frozen=True, tag=True):
@@ -172,16 +177,17 @@ def forward_of(model: int, batch: TokenBatch) -> Forward:
         prefill=_chunks(batch.prefill),
         decode=_running(batch.decode),
         branch=_branches(batch.branch),
+        vector_bases=ids_of(batch.vector_bases),
+        vectors=0 if batch.prompt_vectors is None else batch.prompt_vectors.shape[0],
     )
 
 
 def batch_of(command: Forward, device: str) -> TokenBatch:
-    """Return the batch of a command, without prompt vectors."""
-    token_ids = tensor_of(command.token_ids, device)
+    """Return the batch of a command, without its prompt vectors."""
     return TokenBatch(
-        token_ids=token_ids,
+        token_ids=tensor_of(command.token_ids, device),
         positions=tensor_of(command.positions, device),
-        vector_bases=torch.zeros_like(token_ids),
+        vector_bases=tensor_of(command.vector_bases, device),
         prompt_vectors=None,
         write_blocks=tensor_of(command.write_blocks, device),
         write_offsets=tensor_of(command.write_offsets, device),

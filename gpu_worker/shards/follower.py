@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -94,7 +95,8 @@ class Follower:
                 with self._activity.loading():
                     self._say(Done(self._load(command.dtype)))
             case Keep():
-                self._keep()
+                with self._activity.loading():  # to connect may take longer than a step
+                    self._keep()
                 on_cpu = self._device == "cpu"
                 self._say(Done(free_bytes=None if on_cpu else free_bytes(self._device)))
             case Allocate():
@@ -105,17 +107,17 @@ class Follower:
             case Copy():
                 self._caches[command.model].copy(command.pairs)
             case Forward():
-                batch = batch_of(command, self._device)
-                self._models[command.model].forward(batch, self._caches[command.model])
+                self._forward(command)
             case Logits():
                 model = self._models[command.model]
-                model.logits(self._hidden(model, command.rows))
+                model.logits(self._broadcast(model, command.rows, model.dtype))
             case TokenNll():
                 model = self._models[command.model]
                 rows, targets = (
                     tensor_of(x, self._device) for x in (command.rows, command.targets)
                 )
-                model.token_nll(self._hidden(model, command.count), rows, targets)
+                hidden = self._broadcast(model, command.count, model.dtype)
+                model.token_nll(hidden, rows, targets)
 
     def _mark(self) -> None:
         """Mark the end of the work that the device has been given."""
@@ -167,10 +169,15 @@ class Follower:
         self._loaded = None
         spare_what_stays()
 
+    def _forward(self, command: Forward) -> None:
+        model, batch = self._models[command.model], batch_of(command, self._device)
+        if command.vectors:
+            vectors = self._broadcast(model, command.vectors, torch.float32)
+            batch = replace(batch, prompt_vectors=vectors)
+        model.forward(batch, self._caches[command.model])
+
     @staticmethod
-    def _hidden(model: ShardDecoder, rows: int) -> torch.Tensor:
-        """Receive the hidden states that rank 0 sends to all."""
+    def _broadcast(model: ShardDecoder, rows: int, dtype: torch.dtype) -> torch.Tensor:
+        """Receive rows [n, H] that rank 0 sends to all: hidden states or prompt vectors."""
         shape = (rows, model.config.hidden_size)
-        return model.collective.broadcast(
-            torch.empty(shape, dtype=model.dtype, device=model.device)
-        )
+        return model.collective.broadcast(torch.empty(shape, dtype=dtype, device=model.device))

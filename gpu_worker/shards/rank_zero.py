@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
@@ -190,6 +190,9 @@ class _LeadingDecoder(ShardDecoder):
 
     def forward(self, batch: TokenBatch, cache: KVTensors) -> Tensor:
         with self._rank_zero.together(forward_of(self._model, batch)):
+            if batch.prompt_vectors is not None:
+                vectors = self.collective.broadcast(batch.prompt_vectors)
+                batch = replace(batch, prompt_vectors=vectors)
             return super().forward(batch, cache)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ attention over packed sequences.  A row's keys always begin at position 0, and n
 its bits do not depend on how a prompt was cut, nor on the prefix cache.  Only between a step of
 whole prompts and other steps may the last bits differ.
 
-A cache in FP8 is gathered once a layer, and widened: its 2 L Hkv D bytes are read and 2 L Hkv D s
-written for L positions, against 4 L T Hq D operations of the T rows after them.
+A cache in FP8 is gathered once a layer instead, and widened.  For L positions, its 2 L Hkv D bytes
+are read and 2 L Hkv D s written, against 4 L T Hq D operations of the T rows after them.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ from nightjar.kernels.upload import upload
 GATHERED_BYTES = 1 << 30
 """Bytes of gathered keys and values: the cache takes most of the memory, so the gathered rows of a
 step must not grow with its contexts."""
+
+WIDENING_BYTES = 5
+"""Bytes that a number in FP8 takes while it is widened: its code, and itself in FP32."""
 
 
 def prefill_attention(
@@ -128,7 +131,9 @@ class GatheredCache:
     def positions_at_once(self) -> int:
         """Positions whose keys and values may be packed at once."""
         _, kv_heads, _, head_size = self.keys.shape
-        return GATHERED_BYTES // (2 * kv_heads * head_size * self.kept_dtype.itemsize)
+        widening = 0 if self.scales is None else WIDENING_BYTES  # keys first, then values
+        bytes_ = kv_heads * head_size * (2 * self.kept_dtype.itemsize + widening)
+        return GATHERED_BYTES // bytes_
 
     def read(self, gather: Gather) -> tuple[Tensor, Tensor]:
         """Return the keys and the values of a gather: [N, Hkv, D] each."""

@@ -70,6 +70,8 @@ def test_a_batch_comes_out_as_it_went_in(ids, rows, prefill, decode, branch):
         assert torch.equal(getattr(found, name), getattr(sent, name))
     for name in ("prefill", "decode", "branch"):
         assert flat(getattr(found, name)) == flat(getattr(sent, name))
+    assert torch.equal(found.vector_bases, sent.vector_bases)
+    assert command.vectors == 1  # they come by a broadcast
     assert found.prompt_vectors is None
     found.token_ids.add_(1)  # memory of its own
 

@@ -1,6 +1,7 @@
 """An engine over ranks in threads: second precisions, requests that leave, ranks that fail."""
 
 import threading
+from collections import Counter
 from functools import partial
 from multiprocessing import Pipe
 
@@ -12,8 +13,9 @@ from nightjar.compute_config import ComputeConfig
 from nightjar.gpu_worker.compute.model_engine import build_engine
 from nightjar.gpu_worker.engine import Engine, EngineConfig, GenerateResult, RequestFailed
 from nightjar.gpu_worker.models import KVTensors, load_model
+from nightjar.gpu_worker.models.shard import ShardDecoder
 from nightjar.gpu_worker.shards import follower as follower_module
-from nightjar.gpu_worker.shards.activity import Activity
+from nightjar.gpu_worker.shards.activity import Activity, Doing
 from nightjar.gpu_worker.shards.commands import Done, encode
 from nightjar.gpu_worker.shards.follower import Follower
 from nightjar.gpu_worker.shards.process import GroupLostError, OutOfStepError
@@ -149,6 +151,60 @@ def test_a_model_split_among_gpus_has_no_higher_precision(directory):
         engine = build_engine(*given, dtype="bf16", device="cuda:0")
         assert engine.rescue is None
         assert build_engine(*given, dtype="bf16").rescue is not None
+
+
+def test_ranks_that_connect_are_loading(directory, monkeypatch):
+    """To connect may take longer than a step, and no rank is late meanwhile."""
+    seen = {}
+
+    class Watched(Follower):
+        def __init__(self, model, member, device, pipe, join):
+            def joining():
+                seen[member.rank] = member.activity.sign.doing
+                return join()
+
+            super().__init__(model, member, device, pipe, joining)
+
+    monkeypatch.setattr("tests.shards.Follower", Watched)
+    with thread_ranks(directory, 2) as rank_zero:
+        rank_zero.load("fp32")
+    assert seen == {1: Doing.LOADING}
+
+
+def test_every_rank_has_the_scores_of_all_tokens(directory, monkeypatch):
+    """So that each can choose the next tokens by itself."""
+    found = []
+    plain = ShardDecoder.logits
+
+    def kept(model, hidden):
+        found.append(plain(model, hidden))
+        return found[-1]
+
+    monkeypatch.setattr(ShardDecoder, "logits", kept)
+    with thread_ranks(directory, 2) as rank_zero, torch.inference_mode():
+        hidden = torch.randn(3, 32, generator=torch.Generator().manual_seed(2))
+        rank_zero.load("fp32").logits(hidden)
+    assert [scores.shape for scores in found] == [(3, VOCAB)] * 2
+    assert torch.equal(*found)
+
+
+def test_an_embedding_needs_no_exchange(directory, token_bytes, monkeypatch):
+    """A step of a prompt: two sums a layer, and one gather of its scores."""
+    counts = Counter()
+    for name in ("sum", "gather", "broadcast"):
+        plain = getattr(ThreadCollective, name)
+
+        def counted(collective, x, name=name, plain=plain):
+            counts[name] += collective._rank == 0
+            return plain(collective, x)
+
+        monkeypatch.setattr(ThreadCollective, name, counted)
+    with thread_ranks(directory, 2) as rank_zero:
+        engine = Engine(rank_zero.load("fp32"), token_bytes, EngineConfig())
+        counts.clear()
+        drain(engine, generate(1, ids(9), 1))
+    layers = directory.config.n_layers
+    assert counts == {"sum": 2 * layers, "gather": 1, "broadcast": 1}
 
 
 def test_a_cancelled_request_leaves_every_rank(directory, token_bytes):

@@ -1,4 +1,7 @@
-"""Each rank reads its own part of the weights, and the parts together are the model."""
+"""Each rank reads its own part of the weights and the whole embedding table.
+
+The parts together are the model.
+"""
 
 import subprocess
 import sys
@@ -11,12 +14,14 @@ from nightjar.checkpoints import ModelDirectory
 from nightjar.checkpoints.weights import expected_tensors
 from nightjar.gpu_worker.models import load_model, weight_reader
 from nightjar.gpu_worker.models.split import Part
+from nightjar.kernels.cuda import launch
 from tests.families import CASES, save_family
+from tests.kernels_cuda.devices import run_on_host
 from tests.models import Gpt2Shape, save_gpt2
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-EVERYWHERE = ("norm", "ln_")
+EVERYWHERE = ("norm", "ln_", "wte", "wpe", "embed_in", "embed_tokens")
 """What the tensors are called that every rank needs whole."""
 
 
@@ -83,7 +88,7 @@ def test_a_rank_reads_its_share_of_every_split_tensor(family, ranks, read):
         load_model(family, "fp32", part=Part.of(family.config, rank, ranks))
         for name, count in ((stored[key], count) for key, count in read.items()):
             total[name] += count
-            if len(shapes[name]) == 2 and "wpe" not in name:
+            if len(shapes[name]) == 2 and not any(part in name for part in EVERYWHERE):
                 share = kv_copies if any(x in name for x in ("k_proj", "v_proj")) else 1
                 whole = torch.Size(shapes[name]).numel()
                 assert count <= share * (whole / ranks + max(shapes[name])), name
@@ -117,7 +122,7 @@ print(anonymous() - before)
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_rank_of_four_keeps_a_quarter_of_the_memory(tmp_path: Path) -> None:
+def test_a_rank_of_four_keeps_the_table_and_a_quarter_of_the_model(tmp_path: Path) -> None:
     shape = Gpt2Shape(n_layer=4, n_embd=512, n_head=8, vocab_size=20_000, n_positions=64)
     model = save_gpt2(tmp_path / "model", shape)
 
@@ -125,7 +130,19 @@ def test_a_rank_of_four_keeps_a_quarter_of_the_memory(tmp_path: Path) -> None:
         command = [sys.executable, "-c", MEASURE, str(model), str(ranks)]
         return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
-    assert kilobytes(4) < 0.3 * kilobytes(1)
+    table = shape.vocab_size * shape.n_embd * 4 // 1024
+    assert kilobytes(4) < table + 0.3 * kilobytes(1)
+
+
+def test_a_tied_head_is_rows_of_the_ranks_table_where_a_head_is_not_packed(tmp_path):
+    """As on a GPU: the part of the head takes no memory of its own."""
+    directory = ModelDirectory.open(save_gpt2(tmp_path / "model", Gpt2Shape(vocab_size=515)))
+    with launch.using(run_on_host):
+        model = load_model(directory, "fp32", part=Part.of(directory.config, 1, 2))
+    tokens, (head, *_) = model.weights.tokens, model.weights.head.prefetched
+    assert tokens.shape[0] == 515
+    assert head.shape[0] == 258
+    assert head.data_ptr() == tokens[257:].data_ptr()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
