@@ -89,8 +89,9 @@ def computed_job(store: Store, rows: int) -> str:
             job_id,
             [EncodedRequest(id_, [[1, 2, 3]], asked={}) for id_ in ids],
             [
-                NewMicroBatch(RequestKind.GENERATE, 32, ids[at : at + EACH], 3 * EACH)
-                for at in range(0, len(ids), EACH)
+                # Rows of all the chunk, as where lengths differ.
+                NewMicroBatch(RequestKind.GENERATE, 32, ids[first :: CHUNK // EACH], 3 * EACH)
+                for first in range(min(CHUNK // EACH, len(ids)))
             ],
             fingerprint=MODEL,
         )

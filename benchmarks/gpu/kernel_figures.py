@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from nightjar.kernels import cuda
+from nightjar.kernels import CacheScales, cuda
 from nightjar.kernels.cuda import launch
 
 from .lab import BLOCK_SIZE, Lab, Points, Timing, found
@@ -94,26 +94,27 @@ def memory_bandwidth(lab: Lab) -> float:
     return max(copy_bandwidth(lab), read_bandwidth(lab))
 
 
-def decode_attention(group: int) -> Callable[[Lab], Points]:
+def decode_attention(group: int, *, fp8: bool = False) -> Callable[[Lab], Points]:
     """Share of the copy's bandwidth at each (batch, context); the point is the smallest.
 
-    group: query heads of each key head.
+    group: query heads of each key head; fp8: keys and values are in FP8.
     """
+    point = f"attention_share_{'fp8_' if fp8 else ''}{group}"
 
     def measure(lab: Lab) -> Points:
         details = {}
         for batch, context in lab.scale.attention:
-            timing, read = _attention(lab, batch, context, group)
+            timing, read = _attention(lab, batch, context, group, fp8=fp8)
             share = read / timing.median / copy_bandwidth(lab)
             details[f"{batch}x{context}"] = timing.figures() | {"bytes": read, "share": share}
             lab.collect()
         smallest = min(one["share"] for one in details.values())
-        return found(details, **{f"attention_share_{group}": smallest})
+        return found(details, **{point: smallest})
 
     return measure
 
 
-def _attention(lab: Lab, batch: int, context: int, group: int) -> tuple[Timing, int]:
+def _attention(lab: Lab, batch: int, context: int, group: int, *, fp8: bool) -> tuple[Timing, int]:
     """Seconds of one layer's attention, and the bytes of the keys and values that it reads.
 
     There are as many key heads whatever the group, so that all groups read the same bytes.
@@ -124,7 +125,13 @@ def _attention(lab: Lab, batch: int, context: int, group: int) -> tuple[Timing, 
     blocks = batch * width
     shape = (layers, blocks, heads, BLOCK_SIZE, size)
     dtype, device = lab.half, lab.device
-    keys, values = (torch.randn(shape, dtype=dtype, device=device) for _ in range(2))
+    scales: list[CacheScales | None] = [None] * layers
+    if fp8:
+        keys, values = (_codes(shape, device) for _ in range(2))
+        exponents = torch.full((2, *shape[:-1]), 120, dtype=torch.uint8, device=device)
+        scales = [CacheScales(*exponents[:, layer]) for layer in range(layers)]
+    else:
+        keys, values = (torch.randn(shape, dtype=dtype, device=device) for _ in range(2))
     q = torch.randn(batch, group * heads, size, dtype=dtype, device=device)
     # Neighbouring blocks of a sequence do not lie side by side, as in a cache that was used.
     order = torch.randperm(blocks, generator=torch.Generator().manual_seed(0))
@@ -134,9 +141,16 @@ def _attention(lab: Lab, batch: int, context: int, group: int) -> tuple[Timing, 
     def run() -> None:
         for layer in range(layers):
             given = keys[layer], values[layer], tables, lengths
-            cuda.decode_attention.decode_attention(q, *given, size**-0.5)
+            compute = cuda.decode_attention.decode_attention
+            compute(q, *given, size**-0.5, scales=scales[layer])
 
     with backend(lab):
         timing = lab.device_s(run)
-    read = 2 * batch * context * heads * size * dtype.itemsize
+    row = size + 1 if fp8 else size * dtype.itemsize  # a scale takes a byte
+    read = 2 * batch * context * heads * row
     return Timing([seconds / layers for seconds in timing.seconds]), read
+
+
+def _codes(shape: tuple[int, ...], device: str) -> Tensor:
+    """Return positive numbers of FP8, each as likely as the others."""
+    return torch.randint(0, 0x7F, shape, dtype=torch.uint8, device=device)

@@ -58,6 +58,8 @@ FIGURES = {
     "decode_attention_1": Figure(30, kernel_figures.decode_attention(1)),
     "decode_attention_4": Figure(30, kernel_figures.decode_attention(4)),
     "decode_attention_8": Figure(30, kernel_figures.decode_attention(8)),
+    "decode_attention_fp8_1": Figure(30, kernel_figures.decode_attention(1, fp8=True)),
+    "decode_attention_fp8_4": Figure(30, kernel_figures.decode_attention(4, fp8=True)),
     "decode_1": Figure(60, engine_figures.decode_share(1)),
     "decode_8": Figure(60, engine_figures.decode_share(8)),
     "step_growth": Figure(60, engine_figures.step_growth),

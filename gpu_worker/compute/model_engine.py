@@ -66,8 +66,12 @@ def open_engine(
         dtype = chosen_dtype() if device == "cpu" else "bf16"
     if device == "cpu" and config.kv_cache_bytes is not None:
         _require_memory(config.kv_cache_bytes * member.ranks)
-    if config.kv_cache_dtype == "fp8":
-        _check_fp8_cache(device)
+    if config.kv_cache_dtype == "fp8" and device == "cpu":
+        logger.warning(
+            "keys and values are in FP8: on a CPU that saves memory, and attention is slower, "
+            "because torch computes it",
+            extra={"action": "fp8_cache_on_cpu"},
+        )
     load = _loader(start, member, directory, device)
     try:
         engine = build_engine(config, directory, tokenizer, load, dtype=dtype, device=device)
@@ -141,24 +145,6 @@ def kv_cache_bytes(config: ComputeConfig, device: str, elsewhere: Sequence[int] 
     if config.kv_cache_bytes is None and device != "cpu":
         return cache_budget(device, config.gpu_memory_share, elsewhere)
     return config.kv_cache_bytes
-
-
-def _check_fp8_cache(device: str) -> None:
-    """Say what keys and values in FP8 cost on this device.
-
-    Raises:
-        CannotComputeError: The device has no kernels for them.
-    """
-    if device != "cpu":
-        raise CannotComputeError(
-            f"device {device}: there are no kernels for keys and values in FP8; set "
-            "NIGHTJAR_KV_CACHE_DTYPE=auto"
-        )
-    logger.warning(
-        "keys and values are in FP8: on a CPU they save memory, and attention is slower, because "
-        "torch computes it",
-        extra={"action": "fp8_cache_on_cpu"},
-    )
 
 
 def _require_memory(kv_cache_bytes: int) -> None:

@@ -16,6 +16,9 @@ from nightjar.jobs.store.tables import answer_pack, result
 LEAST_TEXTS = 4
 """Fewer answers are stored alone: single calls and suspects."""
 
+MOST_KEPT_BYTES = 32 << 20
+"""Of texts that a reader keeps; the packs of a plan's chunk have about 4 MiB."""
+
 _PACKS_AT_ONCE = 16
 _pack = answer_pack.c
 
@@ -60,16 +63,52 @@ class AnswerPacks:
         return stored
 
 
-def read_bodies(connection: Connection, rows: Sequence[Row[Any]]) -> dict[int, str]:
-    """The bodies of results by `request_id`; the rows have the columns of results."""
-    bodies = {row.request_id: row.body for row in rows if row.body is not None}
-    wanted: dict[int, list[Row[Any]]] = {}
-    for row in rows:
-        if row.pack_id is not None:
-            wanted.setdefault(row.pack_id, []).append(row)
-    for id_, texts in _texts(connection, sorted(wanted)):
-        bodies |= {row.request_id: texts[row.pack_place].decode() for row in wanted[id_]}
-    return bodies
+class AnswerBodies:
+    """Reads the bodies of results.
+
+    Rows that lie beside each other are in many packs: micro-batches are of like lengths. So what
+    was read last stays, for a reader that goes on with the next rows.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, list[bytes]] = {}  # the one that was used last is at the end
+        self._kept_bytes = 0
+
+    def read(self, connection: Connection, rows: Sequence[Row[Any]]) -> dict[int, str]:
+        """The bodies by `request_id`; the rows have the columns of results."""
+        bodies = {row.request_id: row.body for row in rows if row.body is not None}
+        wanted: dict[int, list[Row[Any]]] = {}
+        for row in rows:
+            if row.pack_id is not None:
+                wanted.setdefault(row.pack_id, []).append(row)
+        for id_, texts in self._texts(connection, list(wanted)):
+            bodies |= {row.request_id: texts[row.pack_place].decode() for row in wanted[id_]}
+        return bodies
+
+    def _texts(
+        self, connection: Connection, ids: Sequence[int]
+    ) -> Iterator[tuple[int, list[bytes]]]:
+        """The texts of each of these packs, those first that are there."""
+        for id_ in ids:
+            if id_ in self._kept:
+                texts = self._kept[id_] = self._kept.pop(id_)
+                yield id_, texts
+        missing = sorted(id_ for id_ in ids if id_ not in self._kept)
+        for begin in range(0, len(missing), _PACKS_AT_ONCE):
+            some = missing[begin : begin + _PACKS_AT_ONCE]
+            is_given = (_pack.id.in_(some), in_parts_of(_pack.id, some))
+            statement = sa.select(_pack.id, _pack.packed).where(*is_given)
+            for id_, packed in connection.execute(statement).all():
+                texts = unpack(packed)
+                self._keep(id_, texts)
+                yield id_, texts
+
+    def _keep(self, id_: int, texts: list[bytes]) -> None:
+        self._kept[id_] = texts
+        self._kept_bytes += sum(map(len, texts))
+        while self._kept_bytes > MOST_KEPT_BYTES and len(self._kept) > 1:
+            oldest = self._kept.pop(next(iter(self._kept)))
+            self._kept_bytes -= sum(map(len, oldest))
 
 
 def body_octets(*, is_sqlite: bool) -> sa.ColumnElement[int]:
@@ -84,13 +123,3 @@ def delete_answer_packs(connection: Connection, ids: Collection[int]) -> None:
     if ids:
         is_given = (_pack.id.in_(ids), in_parts_of(_pack.id, ids))
         connection.execute(sa.delete(answer_pack).where(*is_given))
-
-
-def _texts(connection: Connection, ids: Sequence[int]) -> Iterator[tuple[int, list[bytes]]]:
-    """The texts of each of these packs; a few packs are in memory at once."""
-    for begin in range(0, len(ids), _PACKS_AT_ONCE):
-        some = ids[begin : begin + _PACKS_AT_ONCE]
-        is_given = (_pack.id.in_(some), in_parts_of(_pack.id, some))
-        statement = sa.select(_pack.id, _pack.packed).where(*is_given)
-        for id_, packed in connection.execute(statement).all():
-            yield id_, unpack(packed)

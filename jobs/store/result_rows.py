@@ -10,7 +10,7 @@ from sqlalchemy.engine import Connection, Row
 
 from nightjar.jobs.batch_records import RawResult
 from nightjar.jobs.records import RequestError, ResultRecord
-from nightjar.jobs.store.answer_packs import body_octets, read_bodies
+from nightjar.jobs.store.answer_packs import AnswerBodies, body_octets
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.json_text import dump_json, load_json
 from nightjar.jobs.store.parts import InPartOf, in_parts_of
@@ -59,17 +59,30 @@ def fitting(rows: Sequence[Row[Any]], limit: int, max_bytes: int) -> Sequence[Ro
     return rows
 
 
-def fetch(connection: Connection, database: Database, ids: Sequence[int]) -> list[ResultRecord]:
-    """The outcomes of these requests, in this order."""
+def fetch(
+    connection: Connection,
+    database: Database,
+    ids: Sequence[int],
+    bodies_of: AnswerBodies | None = None,
+) -> list[ResultRecord]:
+    """The outcomes of these requests, in this order.
+
+    `bodies_of` is that of a reader who goes on with other requests.
+    """
     rows = _rows_of(connection, database, ids)
-    bodies = read_bodies(connection, rows)
+    bodies = (bodies_of or AnswerBodies()).read(connection, rows)
     return [_record(row, bodies.get(row.request_id)) for row in rows]
 
 
-def fetch_raw(connection: Connection, database: Database, ids: Sequence[int]) -> list[RawResult]:
+def fetch_raw(
+    connection: Connection,
+    database: Database,
+    ids: Sequence[int],
+    bodies_of: AnswerBodies | None = None,
+) -> list[RawResult]:
     """The same with bodies as they are stored, not parsed."""
     rows = _rows_of(connection, database, ids)
-    bodies = read_bodies(connection, rows)
+    bodies = (bodies_of or AnswerBodies()).read(connection, rows)
     return [_raw(row, bodies.get(row.request_id)) for row in rows]
 
 

@@ -14,6 +14,7 @@ from sqlalchemy.engine import Connection
 from nightjar.jobs.batch_records import RawResult, ResultLengths
 from nightjar.jobs.errors import PurgedJobError, UnknownJobError
 from nightjar.jobs.records import ResultPage, ResultRecord
+from nightjar.jobs.store.answer_packs import AnswerBodies
 from nightjar.jobs.store.common import AnyRow
 from nightjar.jobs.store.database import Database
 from nightjar.jobs.store.landings import ids_from, is_numbered, number_some
@@ -79,11 +80,23 @@ class Results:
         rows. While the job runs, a row below `after_index` can still land: then use `page`. Raises
         PurgedJobError.
         """
+        return self._read(job_id, after_index, limit, outcome, max_bytes, AnswerBodies())
+
+    def _read(
+        self,
+        job_id: str,
+        after: int,
+        limit: int,
+        outcome: Outcome,
+        max_bytes: int,
+        bodies_of: AnswerBodies,
+    ) -> list[ResultRecord]:
         with self._database.snapshot() as connection:
             _check_there(connection, job_id)
-            sizes = sizes_after(connection, self._database, job_id, after_index, limit, outcome)
+            sizes = sizes_after(connection, self._database, job_id, after, limit, outcome)
             taken = fitting(sizes, limit, max_bytes)
-            return fetch(connection, self._database, [row.request_id for row in taken])
+            ids = [row.request_id for row in taken]
+            return fetch(connection, self._database, ids, bodies_of)
 
     def iterate(
         self, job_id: str, *, outcome: Outcome = "all", page_size: int = ROWS_IN_MEMORY
@@ -92,10 +105,10 @@ class Results:
 
         Raises PurgedJobError, also in the middle: nobody takes a part for the whole.
         """
-        after_index = -1
-        while page := self.read(job_id, after_index=after_index, limit=page_size, outcome=outcome):
+        after, bodies_of = -1, AnswerBodies()
+        while page := self._read(job_id, after, page_size, outcome, PAGE_BYTES, bodies_of):
             yield from page
-            after_index = page[-1].index
+            after = page[-1].index
 
     def iterate_raw(
         self,
@@ -109,6 +122,7 @@ class Results:
 
         Of the rows behind `after`, up to `last`.
         """
+        bodies_of = AnswerBodies()
         while True:
             with self._database.snapshot() as connection:
                 _check_there(connection, job_id)
@@ -116,7 +130,8 @@ class Results:
                     connection, self._database, job_id, after, ROWS_IN_MEMORY, outcome, last
                 )
                 taken = fitting(sizes, ROWS_IN_MEMORY, PAGE_BYTES)
-                page = fetch_raw(connection, self._database, [row.request_id for row in taken])
+                ids = [row.request_id for row in taken]
+                page = fetch_raw(connection, self._database, ids, bodies_of)
             if not taken:
                 return
             yield from page

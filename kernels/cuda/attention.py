@@ -27,7 +27,7 @@ def attend(
     Where it can, the attention of running sequences finishes their heads itself.  Other rows need
     `qkv_post` first.
     """
-    keys, values, kv_heads = cache.keys, cache.values, cache.keys.shape[1]
+    keys, values, scales, kv_heads = cache.keys, cache.values, cache.scales, cache.keys.shape[1]
     query_heads = qkv.shape[1] - 2 * kv_heads
     prefill, cached = rows.prefill_rows, cache.blocks.shape[0]
     running = slice(prefill, cached)
@@ -42,17 +42,18 @@ def attend(
     parts = []
     if rows.prefill is not None:
         own = k[:prefill], v[:prefill]
-        parts.append(prefill_attention(q[:prefill], keys, values, rows.prefill, scale, own=own))
+        cached_too = keys, values, rows.prefill, scale, scales
+        parts.append(prefill_attention(q[:prefill], *cached_too, own=own))
     if rows.decode is not None and finishes:
         rotated, written = _of_rows(running, rotation, cache)
         layout = rows.decode.on(qkv.device)
         tables = layout.tables, layout.lengths
         parts.append(decode.decode_heads(qkv[running], norms, rotated, written, *tables, scale))
     elif rows.decode is not None:
-        parts.append(decode_attention(q[running], keys, values, rows.decode, scale))
+        parts.append(decode_attention(q[running], keys, values, rows.decode, scale, scales))
     if rows.branch is not None:
         documents = q[cached:], k[cached:], v[cached:]
-        parts.append(branch_attention(*documents, keys, values, rows.branch, scale))
+        parts.append(branch_attention(*documents, keys, values, rows.branch, scale, scales))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -73,15 +74,10 @@ def decode_attention(
     scale: float,
     scales: CacheScales | None = None,
 ) -> Tensor:
-    """As reference.decode.decode_attention; a PagedLayout is brought to the device once a step.
-
-    Raises:
-        ValueError: The cache is in FP8.
-    """
-    if scales is not None:
-        raise ValueError("decode attention on a GPU takes no cache in FP8")
+    """As reference.decode.decode_attention; a PagedLayout is brought to the device once a step."""
     found = layout.on(q.device)
-    return decode.decode_attention(q, keys, values, found.tables, found.lengths, scale)
+    tables = found.tables, found.lengths
+    return decode.decode_attention(q, keys, values, *tables, scale, scales=scales)
 
 
 def _of_rows(

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nightjar.kernels.cuda.kernel import STORAGE
+from nightjar.kernels.cuda.kernel import FP8, STORAGE
+from nightjar.kernels.heads import CacheScales
 
 INT32_MAX = 2**31 - 1
 
@@ -80,6 +81,26 @@ def check_storage(name: str, tensor: Tensor) -> None:
             f"{name} is {str(tensor.dtype).removeprefix('torch.')}: "
             "give float16, bfloat16 or float32"
         )
+
+
+def check_cache(
+    keys: Tensor,
+    values: Tensor,
+    scales: CacheScales | None,
+    shape: Sequence[int | None],
+    like: Tensor,
+) -> None:
+    """Check one layer of the cache: of the rows' dtype, or in FP8 with its scales.
+
+    Raises:
+        ValueError: See check.
+    """
+    dtype = like.dtype if scales is None else FP8
+    check("keys", keys, dtype, shape, like=like)
+    check("values", values, dtype, keys.shape, like=like)
+    if scales is not None:
+        check("scales of keys", scales.keys, torch.uint8, keys.shape[:-1], like=like)
+        check("scales of values", scales.values, torch.uint8, keys.shape[:-1], like=like)
 
 
 def wide_elements(columns: int, *tensors: Tensor | None) -> int:

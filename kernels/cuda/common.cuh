@@ -60,6 +60,21 @@ __device__ __forceinline__ void store(T* to, const float (&from)[N]) {
   *reinterpret_cast<Vector<T, N>*>(to) = raw;
 }
 
+// So many words as one load brings them.  They leave the caches first, because most are read once.
+template <int N>
+__device__ __forceinline__ void load_words(const void* from, Vector<unsigned, N>& to) {
+  if constexpr (N == 4) {
+    const uint4 raw = __ldcs(reinterpret_cast<const uint4*>(from));
+    to.at[0] = raw.x, to.at[1] = raw.y, to.at[2] = raw.z, to.at[3] = raw.w;
+  } else if constexpr (N == 2) {
+    const uint2 raw = __ldcs(reinterpret_cast<const uint2*>(from));
+    to.at[0] = raw.x, to.at[1] = raw.y;
+  } else {
+    static_assert(N == 1, "loads of 4, 8 and 16 bytes");
+    to.at[0] = __ldcs(reinterpret_cast<const unsigned*>(from));
+  }
+}
+
 // Prefetch so many bytes of global memory into the cache that all multiprocessors share; no thread
 // waits for them.  Address and bytes: multiples of 16.  For GPUs that prefetch in bulk.
 __device__ __forceinline__ void fetch_ahead(const void* from, int bytes) {
@@ -128,6 +143,12 @@ __device__ __forceinline__ float warp_max(float x) {
   for (int step = LANES / 2; step > 0; step /= 2) {
     x = fmaxf(x, __shfl_xor_sync(WHOLE_WARP, x, step));
   }
+  return x;
+}
+
+__device__ __forceinline__ unsigned warp_max(unsigned x) {
+#pragma unroll
+  for (int step = WARP / 2; step > 0; step /= 2) x = max(x, __shfl_xor_sync(WHOLE_WARP, x, step));
   return x;
 }
 

@@ -11,13 +11,14 @@ constexpr int WARPS = THREADS / WARP;
 template <typename T, int GROUP>
 constexpr bool IN_TILES = sizeof(T) == 2 && GROUP >= 4;
 
-template <typename T, int HEAD_SIZE, int GROUP, int SPLIT, bool TILES = IN_TILES<T, GROUP>>
+template <typename T, typename S, int HEAD_SIZE, int GROUP, int SPLIT,
+          bool TILES = IN_TILES<T, GROUP>>
 struct Ways {
-  using Way = RowWise<T, HEAD_SIZE, GROUP, THREADS, SPLIT>;
+  using Way = RowWise<T, S, HEAD_SIZE, GROUP, THREADS, SPLIT>;
 };
-template <typename T, int HEAD_SIZE, int GROUP, int SPLIT>
-struct Ways<T, HEAD_SIZE, GROUP, SPLIT, true> {
-  using Way = TileWise<T, HEAD_SIZE, GROUP, THREADS, SPLIT>;
+template <typename T, typename S, int HEAD_SIZE, int GROUP, int SPLIT>
+struct Ways<T, S, HEAD_SIZE, GROUP, SPLIT, true> {
+  using Way = TileWise<T, S, HEAD_SIZE, GROUP, THREADS, SPLIT>;
 };
 
 // Blocks of a multiprocessor that registers must suffice for: enough loads are under way then, and
@@ -126,24 +127,24 @@ __device__ __forceinline__ bool run_together(const int* lengths, int resident) {
 // splits, sums of exp(score - maximum) * value go to parts [batch, heads, splits, HEAD_SIZE], and
 // (maximum, sum of exponentials) to stats [batch, heads, splits, 2], which the last block of these
 // heads merges; arrived [batch, gridDim.x], zeros, counts its blocks.  keys, values: [blocks, kv_heads,
-// 1 << block_shift, HEAD_SIZE].
-template <typename T, int HEAD_SIZE, int GROUP, int SPLIT>
+// 1 << block_shift, HEAD_SIZE], of S: T, or FP8 with scales [blocks, kv_heads, 1 << block_shift] each.
+template <typename T, typename S, int HEAD_SIZE, int GROUP, int SPLIT>
 __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS<T, GROUP>)
     decode_attention(const T* __restrict__ heads, int64 row_stride,
                      const float* __restrict__ query_norm, const float* __restrict__ key_norm,
                      float epsilon, const float* __restrict__ cosines,
                      const float* __restrict__ sines, const int64* __restrict__ positions,
                      int64 n_positions, int n_turned, const int64* __restrict__ blocks,
-                     const int64* __restrict__ offsets, T* keys, T* values,
-                     const int* __restrict__ block_tables, int table_width,
+                     const int64* __restrict__ offsets, S* keys, S* values, Fp8* key_scales,
+                     Fp8* value_scales, const int* __restrict__ block_tables, int table_width,
                      const int* __restrict__ lengths, int splits, int kv_heads, int heads_per_kv,
                      int block_shift, int resident, float scale, T* __restrict__ out,
                      float* __restrict__ lse, float* parts, float* stats, int* arrived) {
-  using Way = typename Ways<T, HEAD_SIZE, GROUP, SPLIT>::Way;
-  __shared__ Vector<typename Way::Query, WIDE<T>>
-      queries[GROUP][HEAD_SIZE / WIDE<T> + Way::APART / WIDE<T>];
+  using Way = typename Ways<T, S, HEAD_SIZE, GROUP, SPLIT>::Way;
+  constexpr int PIECE = Way::CHANNELS;
+  __shared__ Vector<typename Way::Query, PIECE> queries[GROUP][(HEAD_SIZE + Way::APART) / PIECE];
   __shared__ float weights[GROUP][SPLIT + Way::APART];
-  __shared__ Vector<float, WIDE<T>> sums[WARPS][GROUP][HEAD_SIZE / WIDE<T>];
+  __shared__ Vector<float, PIECE> sums[WARPS][GROUP][HEAD_SIZE / PIECE];
   __shared__ float maxima[GROUP], totals[GROUP];
 
   const int slices = (heads_per_kv + GROUP - 1) / GROUP;
@@ -168,9 +169,13 @@ __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS<T, GROUP>)
       const int block = block_tables[sequence * table_width + (i >> block_shift)];
       const int64 line = (static_cast<int64>(block * kv_heads + kv_head) << block_shift) +
                          (i & (block_size - 1));
-      const int bytes = min(run, last - i) * HEAD_SIZE * static_cast<int>(sizeof(T));
+      const int bytes = min(run, last - i) * HEAD_SIZE * static_cast<int>(sizeof(S));
       fetch_ahead(keys + line * HEAD_SIZE, bytes);
       fetch_ahead(values + line * HEAD_SIZE, bytes);
+      if (IS_FP8<S> && run % WIDE_BYTES == 0) {
+        fetch_ahead(key_scales + line, run);
+        fetch_ahead(value_scales + line, run);
+      }
     }
   }
 
@@ -198,7 +203,8 @@ __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS<T, GROUP>)
       own.store(queries[unit][0].at);
     } else {
       const int64 line = ((newest_block * kv_heads + kv_head) << block_shift) + newest_offset;
-      own.store((is_value ? values : keys) + line * HEAD_SIZE);
+      own.template keep<T>((is_value ? values : keys) + line * HEAD_SIZE,
+                           IS_FP8<S> ? (is_value ? value_scales : key_scales) + line : nullptr);
     }
   }
   __syncthreads();
@@ -225,9 +231,9 @@ __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS<T, GROUP>)
     };
 
     Way way(thread, count);
-    way.score(keys, line_at, queries, scale, weights);
+    way.score(keys, key_scales, line_at, queries, scale, weights);
     __syncthreads();
-    way.ask(values, line_at);  // on their way during the softmax
+    way.ask(values, value_scales, line_at);  // on their way during the softmax
 
     // Softmax of the split, a warp a head; positions past the end weigh nothing.
 #pragma unroll 1
@@ -254,14 +260,14 @@ __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS<T, GROUP>)
     }
     __syncthreads();
 
-    way.weigh(values, line_at, weights, sums[warp]);
+    way.weigh(values, value_scales, line_at, weights, sums[warp]);
     __syncthreads();
 
     for (int i = thread; i < here * HEAD_SIZE; i += THREADS) {
       const int g = i / HEAD_SIZE, place = i % HEAD_SIZE;
       float whole = 0.0f;
 #pragma unroll
-      for (int w = 0; w < WARPS; ++w) whole += sums[w][g][place / WIDE<T>].at[place % WIDE<T>];
+      for (int w = 0; w < WARPS; ++w) whole += sums[w][g][place / PIECE].at[place % PIECE];
       if (filled == 1) {
         out[first_row * HEAD_SIZE + i] = narrow<T>(whole / totals[g]);
       } else {

@@ -29,6 +29,9 @@ A decode step's rows come as the QKV projection left them.  Each block finishes 
 `qkv_post` would.  The block of the newest position also finishes that key and value.  That saves a
 launch.
 
+A cache in FP8 has half of the bytes, and a byte for each row of a head: 2 * B * L * Hkv * (D + 1).
+What it costs in instructions is a conversion of two numbers at a time (fp8.cuh).
+
 Block tables are as wide as the longest sequence may become, so most splits of most sequences are
 empty.  Where there would be far more blocks than fill the GPU, a block takes several splits.
 """
@@ -36,23 +39,25 @@ empty.  Where there would be far more blocks than fill the GPU, a block takes se
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nightjar.kernels.cuda.checks import INT32_MAX, ceil_div, check, check_storage
+from nightjar.kernels.cuda.checks import INT32_MAX, ceil_div, check, check_cache, check_storage
 from nightjar.kernels.cuda.device import multiprocessors
-from nightjar.kernels.cuda.kernel import STORAGE, Argument, Kernel
+from nightjar.kernels.cuda.kernel import FP8, STORAGE, Argument, Kernel
 from nightjar.kernels.cuda.launch import launch
 from nightjar.kernels.cuda.qkv_post import (
     HEAD_SIZES,
     check_heads,
     norm_arguments,
     rotation_arguments,
+    scale_arguments,
 )
 from nightjar.kernels.cuda.switches import current
-from nightjar.kernels.heads import CacheWrite, HeadNorms, Rotation
+from nightjar.kernels.heads import CacheScales, CacheWrite, HeadNorms, Rotation
 
 THREADS = 128
 
@@ -83,7 +88,7 @@ split.  4,224 empty blocks on 132 multiprocessors take some microseconds.
 """
 
 
-def decode_attention(
+def decode_attention(  # noqa: PLR0913, PLR0917 - rows, cache, layout
     q: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -91,20 +96,22 @@ def decode_attention(
     lengths: Tensor,
     scale: float,
     lse: Tensor | None = None,
+    scales: CacheScales | None = None,
 ) -> Tensor:
     """One decode step's attention; the lengths are the mask.
 
     q: [B, Hq, D], rows at any stride; keys, values: [blocks, Hkv, S, D], one layer, S a power of
     two; block_tables: int32[B, W], the blocks of each sequence, W of them at most; lengths:
     int32[B], positions to attend to (0: the row is 0), no more than W * S.
-    lse: float32[B, Hq], filled with the log-sum-exp of the scores, for merge_attention.
+    lse: float32[B, Hq], filled with the log-sum-exp of the scores, for merge_attention; scales: of
+    a cache in FP8.
     Returns [B, Hq, D] in q's dtype.  A row's bits depend on its own sequence alone.
     """
-    _check(q, keys, values, block_tables, lengths)
+    cached = _Cached(keys, values, scales, block_tables, lengths)
+    _check(q, cached)
     if lse is not None:
         check("lse", lse, torch.float32, q.shape[:2], like=q)
     finish = (*norm_arguments(None), *rotation_arguments(None), None, None)
-    cached = keys, values, block_tables, lengths
     return _launch(q, q.shape[1], finish, cached, scale, lse)
 
 
@@ -124,7 +131,8 @@ def decode_heads(
     of `lengths`; the others as for decode_attention.  Returns [B, Hq, D] in qkv's dtype.
     """
     query_heads = qkv.shape[1] - 2 * cache.keys.shape[1]
-    _check(qkv[:, :query_heads], cache.keys, cache.values, block_tables, lengths)
+    cached = _Cached(cache.keys, cache.values, cache.scales, block_tables, lengths)
+    _check(qkv[:, :query_heads], cached)
     kv_heads = check_heads(qkv, query_heads, norms, rotation, cache)
     if query_heads > MOST_SHARED * kv_heads:
         raise ValueError(
@@ -135,7 +143,6 @@ def decode_heads(
         raise ValueError(f"{cache.blocks.shape[0]} rows are to be cached of {qkv.shape[0]}")
     written = cache.blocks, cache.offsets
     finish = (*norm_arguments(norms), *rotation_arguments(rotation), *written)
-    cached = cache.keys, cache.values, block_tables, lengths
     return _launch(qkv, query_heads, finish, cached, scale, None)
 
 
@@ -147,17 +154,27 @@ def finishes_heads(query_heads: int, kv_heads: int) -> bool:
     return current().fused_heads and query_heads <= MOST_SHARED * kv_heads
 
 
+@dataclass(frozen=True, slots=True)
+class _Cached:
+    """What is attended to: one layer of the cache, and the sequences in it."""
+
+    keys: Tensor
+    values: Tensor
+    scales: CacheScales | None
+    block_tables: Tensor
+    lengths: Tensor
+
+
 def _launch(
     heads: Tensor,
     query_heads: int,
     finish: tuple[Argument, ...],
-    cached: tuple[Tensor, Tensor, Tensor, Tensor],
+    cached: _Cached,
     scale: float,
     lse: Tensor | None,
 ) -> Tensor:
-    """finish: the kernel's arguments for norms, rotation and cache write; cached: keys, values,
-    block tables and lengths."""
-    keys, _, block_tables, lengths = cached
+    """finish: the kernel's arguments for norms, rotation and cache write."""
+    keys, block_tables = cached.keys, cached.block_tables
     batch, head_size = heads.shape[0], heads.shape[2]
     kv_heads, block_size = keys.shape[1:3]
     heads_per_kv = query_heads // kv_heads
@@ -176,15 +193,18 @@ def _launch(
     # 0: no launch counts as resident, so none prefetches.
     resident = RESIDENT_BLOCKS * multiprocessors(heads) if current().prefetch else 0
     launch(
-        Kernel.of("decode_attention", "decode_attention", heads.dtype, head_size, group, SPLIT),
+        _instance(heads.dtype, keys.dtype, head_size, group),
         (slices, batch, min(splits, most)),
         (THREADS,),
         heads,
         np.int64(heads.stride(0)),
         *finish,
-        *cached[:3],
+        keys,
+        cached.values,
+        *scale_arguments(cached.scales),
+        block_tables,
         np.int32(block_tables.shape[1]),
-        lengths,
+        cached.lengths,
         np.int32(splits),
         np.int32(kv_heads),
         np.int32(heads_per_kv),
@@ -203,10 +223,16 @@ def _launch(
 def specialisations() -> Iterator[Kernel]:
     """Yield every instance that the engine uses."""
     for storage in STORAGE:
-        for head_size in HEAD_SIZES:
-            for group in GROUPS:
-                arguments = (storage, head_size, group, SPLIT)
-                yield Kernel.of("decode_attention", "decode_attention", *arguments)
+        for cached in (storage, FP8):
+            for head_size in HEAD_SIZES:
+                for group in GROUPS:
+                    yield _instance(storage, cached, head_size, group)
+
+
+def _instance(storage: torch.dtype, cached: torch.dtype, head_size: int, group: int) -> Kernel:
+    """storage: of the heads; cached: of the cache; group: query heads of a block."""
+    arguments = storage, cached, head_size, group, SPLIT
+    return Kernel.of("decode_attention", "decode_attention", *arguments)
 
 
 def _arrivals(device: int, count: int) -> Tensor:
@@ -225,14 +251,9 @@ _held: dict[int, list[Tensor]] = {}
 """Counters by device.  Smaller ones are kept, because recorded graphs hold their addresses."""
 
 
-def _check(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    block_tables: Tensor,
-    lengths: Tensor,
-) -> None:
+def _check(q: Tensor, cached: _Cached) -> None:
     """See check."""
+    keys = cached.keys
     check_storage("q", q)
     check("q", q, q.dtype, (None, None, None), strided=True)
     batch, heads, head_size = q.shape
@@ -242,8 +263,7 @@ def _check(
         raise ValueError("q: every row must begin at a multiple of 16 bytes; copy it first")
     if q.stride(1) != head_size:
         raise ValueError("q: the heads of a row must lie one after another; copy it first")
-    check("keys", keys, q.dtype, (None, None, None, head_size), like=q)
-    check("values", values, q.dtype, keys.shape, like=q)
+    check_cache(keys, cached.values, cached.scales, (None, None, None, head_size), like=q)
     kv_heads, block_size = keys.shape[1:3]
     if heads % kv_heads:
         raise ValueError(f"{heads} query heads cannot share {kv_heads} key heads evenly")
@@ -251,5 +271,5 @@ def _check(
         raise ValueError(f"cache blocks of {block_size} positions: take a power of two")
     if keys.numel() // head_size > INT32_MAX:
         raise ValueError(f"a cache of {keys.numel() // head_size} rows: at most {INT32_MAX}")
-    check("block_tables", block_tables, torch.int32, (batch, None), like=q)
-    check("lengths", lengths, torch.int32, (batch,), like=q)
+    check("block_tables", cached.block_tables, torch.int32, (batch, None), like=q)
+    check("lengths", cached.lengths, torch.int32, (batch,), like=q)

@@ -1,4 +1,4 @@
-// Scores and weighted values of 4 or 8 query heads that share cached rows of 16-bit numbers, by tensor
+// Scores and weighted values of 4 or 8 query heads of 16-bit numbers that share cached rows, by tensor
 // cores.
 //
 // Each warp has as many neighbouring positions, and 16 of them are one operand (mma.cuh).  Both
@@ -12,35 +12,45 @@
 //   product p.
 //
 // Of 4 heads, the operand holds each twice.
+//
+// In FP8 (fp8.cuh) a load brings 16 channels, of every 64 and 128 (values of 64 channels: 8 of 64).
+// They are widened to T without their rows' factors.  Scores are multiplied by the keys' factors.  The
+// weights are multiplied by the values' factors, of which the warp's largest is left to its sums: so no
+// weight that counts is too small for 16 bits.
 #pragma once
 
+#include "fp8.cuh"
 #include "mma.cuh"
 
 constexpr int TILE = 16;  // positions of a product
 
-template <typename T, int HEAD_SIZE, int OWN>
+template <typename T, typename S, int HEAD_SIZE, int OWN>
 struct KeyTiles {
-  static constexpr int TILES = OWN / TILE, CHUNKS = (HEAD_SIZE + 31) / 32;
+  static constexpr int OWN_CHANNELS = WIDE<S>;  // of a lane
+  static constexpr int CHUNK = 4 * OWN_CHANNELS, CHUNKS = (HEAD_SIZE + CHUNK - 1) / CHUNK;
+  static constexpr int TILES = OWN / TILE;
   static_assert(OWN % TILE == 0, "a warp has whole tiles");
+  static_assert(HEAD_SIZE % OWN_CHANNELS == 0, "a lane has all of its channels or none");
 
-  uint4 at[TILES][2][CHUNKS];
+  Piece<S, OWN_CHANNELS> at[TILES][2][CHUNKS];
+  int exponents[TILES][2];  // in FP8
 
   // line: where a position of the split lies; first: this warp's first one.  Past `end`, the last one is
   // read again.  Lanes without channels of their own read what is read anyway; their queries are zeros.
   template <typename Line>
-  __device__ __forceinline__ void load(const T* keys, const Line& line, int lane, int first, int end) {
+  __device__ __forceinline__ void load(const S* keys, const Fp8* scales, const Line& line, int lane,
+                                       int first, int end) {
 #pragma unroll
     for (int t = 0; t < TILES; ++t) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int i = min(first + t * TILE + 8 * half + lane / 4, end - 1);
-        const T* const row = keys + static_cast<int64>(line(i)) * HEAD_SIZE;
+        const int64 row = line(min(first + t * TILE + 8 * half + lane / 4, end - 1));
 #pragma unroll
         for (int c = 0; c < CHUNKS; ++c) {
-          const int channel = 32 * c + lane % 4 * 8;
-          at[t][half][c] =
-              __ldcs(reinterpret_cast<const uint4*>(row + (channel < HEAD_SIZE ? channel : 0)));
+          const int channel = CHUNK * c + lane % 4 * OWN_CHANNELS;
+          at[t][half][c].load(keys + row * HEAD_SIZE + (channel < HEAD_SIZE ? channel : 0));
         }
+        if constexpr (IS_FP8<S>) exponents[t][half] = scales[row];
       }
     }
   }
@@ -50,18 +60,23 @@ struct KeyTiles {
   __device__ __forceinline__ void score(const Queries& queries, int lane, int first, float scale,
                                         Scores& scores) const {
     float sum[TILES][4] = {};
+    constexpr int PIECES = OWN_CHANNELS / 8;
 #pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {
-      const int piece = 4 * c + lane % 4;  // of 8 channels
+    for (int c = 0; c < CHUNKS * PIECES; ++c) {
+      const int piece = (c / PIECES * 4 + lane % 4) * PIECES + c % PIECES;  // of 8 channels
       uint4 query = {0, 0, 0, 0};
       if (8 * piece < HEAD_SIZE) {
         query = reinterpret_cast<const uint4&>(queries[lane / 4 % GROUP][piece]);
       }
 #pragma unroll
       for (int t = 0; t < TILES; ++t) {
-        const uint4 low = at[t][0][c], high = at[t][1][c];
-        multiply_tile<T>(sum[t], {low.x, high.x, low.y, high.y}, {query.x, query.y});
-        multiply_tile<T>(sum[t], {low.z, high.z, low.w, high.w}, {query.z, query.w});
+        const auto pair = [&](int half, int p) {
+          return at[t][half][c / PIECES].template pair<T>(c % PIECES * 4 + p);
+        };
+        multiply_tile<T>(sum[t], {pair(0, 0), pair(1, 0), pair(0, 1), pair(1, 1)},
+                         {query.x, query.y});
+        multiply_tile<T>(sum[t], {pair(0, 2), pair(1, 2), pair(0, 3), pair(1, 3)},
+                         {query.z, query.w});
       }
     }
     const int head = lane % 4 * 2;
@@ -69,11 +84,17 @@ struct KeyTiles {
 #pragma unroll
     for (int t = 0; t < TILES; ++t) {
       const int i = first + t * TILE + lane / 4;
-      scores[head][i] = sum[t][0] * scale;
-      scores[head + 1][i] = sum[t][1] * scale;
-      scores[head][i + 8] = sum[t][2] * scale;
-      scores[head + 1][i + 8] = sum[t][3] * scale;
+      const float low = scale * factor(t, 0), high = scale * factor(t, 1);
+      scores[head][i] = sum[t][0] * low;
+      scores[head + 1][i] = sum[t][1] * low;
+      scores[head][i + 8] = sum[t][2] * high;
+      scores[head + 1][i + 8] = sum[t][3] * high;
     }
+  }
+
+  __device__ __forceinline__ float factor(int t, int half) const {
+    if constexpr (IS_FP8<S>) return factor_of(exponents[t][half]);
+    return 1.0f;
   }
 };
 
@@ -86,55 +107,70 @@ __device__ __forceinline__ unsigned narrow_pair(float& x, float& y) {
   return reinterpret_cast<const unsigned&>(pair);
 }
 
-template <typename T, int HEAD_SIZE>
+template <typename S, int HEAD_SIZE>
 struct ValueTile {
-  static constexpr int SPANS = (HEAD_SIZE + 63) / 64;
+  static constexpr int OWN_CHANNELS = HEAD_SIZE > 64 ? WIDE<S> : 8;  // of a lane
+  static constexpr int SPAN = 8 * OWN_CHANNELS, SPANS = (HEAD_SIZE + SPAN - 1) / SPAN;
 
-  uint4 at[4][SPANS];
+  Piece<S, OWN_CHANNELS> at[4][SPANS];
 
   // As KeyTiles::load; first: of the tile.
   template <typename Line>
-  __device__ __forceinline__ void load(const T* values, const Line& line, int lane, int first,
+  __device__ __forceinline__ void load(const S* values, const Line& line, int lane, int first,
                                        int end) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const int i = min(first + lane % 4 * 2 + j % 2 + j / 2 * 8, end - 1);
-      const T* const row = values + static_cast<int64>(line(i)) * HEAD_SIZE;
+      const S* const row = values + static_cast<int64>(line(i)) * HEAD_SIZE;
 #pragma unroll
       for (int s = 0; s < SPANS; ++s) {
-        const int channel = 64 * s + lane / 4 * 8;
-        at[j][s] = __ldcs(reinterpret_cast<const uint4*>(row + (channel < HEAD_SIZE ? channel : 0)));
+        const int channel = SPAN * s + lane / 4 * OWN_CHANNELS;
+        at[j][s].load(row + (channel < HEAD_SIZE ? channel : 0));
       }
     }
   }
-
-  __device__ __forceinline__ unsigned word(int j, int s, int p) const {
-    const uint4 raw = at[j][s];
-    return p == 0 ? raw.x : p == 1 ? raw.y : p == 2 ? raw.z : raw.w;
-  }
 };
 
-template <typename T, int HEAD_SIZE, int GROUP>
-struct TileSums {
-  static constexpr int SPANS = ValueTile<T, HEAD_SIZE>::SPANS;
+// The factors of a warp's cached rows: the largest, and each row's own, divided by it, in a lane of the
+// row.
+struct Factors {
+  float largest, own;
 
-  float at[SPANS][4][4] = {};
+  __device__ __forceinline__ explicit Factors(int exponent) {
+    const int most = static_cast<int>(warp_max(static_cast<unsigned>(exponent)));
+    const int relative = exponent - most + 127;
+    largest = factor_of(most);
+    own = relative > 0 ? __int_as_float(relative << 23) : 0.0f;
+  }
+
+  __device__ __forceinline__ float of(int row) const { return __shfl_sync(WHOLE_WARP, own, row); }
+};
+
+template <typename T, typename S, int HEAD_SIZE, int GROUP>
+struct TileSums {
+  using Values = ValueTile<S, HEAD_SIZE>;
+  static constexpr int SPANS = Values::SPANS, PAIRS = Values::OWN_CHANNELS / 2;
+
+  float at[SPANS][PAIRS][4] = {};
 
   // weights: a row of positions for each head.  A weight is multiplied as the two numbers of 16 bits
-  // that are nearest to it, so that no more is lost than in FP32 sums.
-  template <typename Weights>
-  __device__ __forceinline__ void add(const ValueTile<T, HEAD_SIZE>& tile, const Weights& weights,
-                                      int lane, int first) {
-    const float* const own = &weights[lane / 4 % GROUP][first + lane % 4 * 2];
-    float x = own[0], y = own[1], z = own[8], w = own[9];
+  // that are nearest to it, so that no more is lost than in FP32 sums.  factor_at: of one of the tile's
+  // positions.
+  template <typename Weights, typename FactorAt>
+  __device__ __forceinline__ void add(const Values& tile, const Weights& weights, int lane, int first,
+                                      const FactorAt& factor_at) {
+    const int i = lane % 4 * 2;
+    const float* const own = &weights[lane / 4 % GROUP][first + i];
+    float x = own[0] * factor_at(i), y = own[1] * factor_at(i + 1);
+    float z = own[8] * factor_at(i + 8), w = own[9] * factor_at(i + 9);
     const unsigned coarse[2] = {narrow_pair<T>(x, y), narrow_pair<T>(z, w)};
     const unsigned fine[2] = {narrow_pair<T>(x, y), narrow_pair<T>(z, w)};
 #pragma unroll
     for (int s = 0; s < SPANS; ++s) {
 #pragma unroll
-      for (int p = 0; p < 4; ++p) {
-        const unsigned a = tile.word(0, s, p), b = tile.word(1, s, p);
-        const unsigned c = tile.word(2, s, p), d = tile.word(3, s, p);
+      for (int p = 0; p < PAIRS; ++p) {
+        const auto pair = [&](int j) { return tile.at[j][s].template pair<T>(p); };
+        const unsigned a = pair(0), b = pair(1), c = pair(2), d = pair(3);
         const unsigned rows[4] = {(a & 0xffffu) | (b << 16), (a >> 16) | (b & 0xffff0000u),
                                   (c & 0xffffu) | (d << 16), (c >> 16) | (d & 0xffff0000u)};
         multiply_tile<T>(at[s][p], rows, coarse);
@@ -145,31 +181,34 @@ struct TileSums {
 
   // sums: for each head, its channels in pieces of 8.
   template <typename Sums>
-  __device__ __forceinline__ void store_to(Sums& sums, int lane) const {
+  __device__ __forceinline__ void store_to(Sums& sums, int lane, float factor) const {
     const int head = lane % 4 * 2;
     if (head >= GROUP) return;
 #pragma unroll
     for (int s = 0; s < SPANS; ++s) {
-      const int piece = 8 * s + lane / 4;
-      if (8 * piece >= HEAD_SIZE) continue;
+      const int channel = Values::SPAN * s + lane / 4 * Values::OWN_CHANNELS;
+      if (channel >= HEAD_SIZE) continue;
 #pragma unroll
-      for (int p = 0; p < 4; ++p) {
-        sums[head][piece].at[2 * p] = at[s][p][0];
-        sums[head + 1][piece].at[2 * p] = at[s][p][1];
-        sums[head][piece].at[2 * p + 1] = at[s][p][2];
-        sums[head + 1][piece].at[2 * p + 1] = at[s][p][3];
+      for (int p = 0; p < PAIRS; ++p) {
+        const int piece = channel / 8 + p / 4, place = 2 * p % 8;
+        sums[head][piece].at[place] = at[s][p][0] * factor;
+        sums[head + 1][piece].at[place] = at[s][p][1] * factor;
+        sums[head][piece].at[place + 1] = at[s][p][2] * factor;
+        sums[head + 1][piece].at[place + 1] = at[s][p][3] * factor;
       }
     }
   }
 };
 
 // As RowWise.
-template <typename T, int HEAD_SIZE, int GROUP, int THREADS, int SPLIT>
+template <typename T, typename S, int HEAD_SIZE, int GROUP, int THREADS, int SPLIT>
 class TileWise {
   static constexpr int OWN = SPLIT / (THREADS / WARP);  // positions of a warp
   static constexpr int TILES = OWN / TILE;
+  static_assert(OWN == WARP, "a lane has the factor of one position");
 
  public:
+  static constexpr int CHANNELS = 8;  // of a piece in shared memory
   using Query = T;
   static constexpr int APART = 8;  // so that heads lie in other banks of shared memory
   static constexpr bool SCALED = false;
@@ -178,31 +217,47 @@ class TileWise {
       : lane(thread % WARP), first(thread / WARP * OWN), count(count) {}
 
   template <typename Line, typename Queries, typename Scores>
-  __device__ __forceinline__ void score(const T* keys, const Line& line_at, const Queries& queries,
-                                        float scale, Scores& scores) {
+  __device__ __forceinline__ void score(const S* keys, const Fp8* scales, const Line& line_at,
+                                        const Queries& queries, float scale, Scores& scores) {
     if (first >= count) return;
-    KeyTiles<T, HEAD_SIZE, OWN> tiles;
-    tiles.load(keys, line_at, lane, first, count);
+    KeyTiles<T, S, HEAD_SIZE, OWN> tiles;
+    tiles.load(keys, scales, line_at, lane, first, count);
     tiles.template score<GROUP>(queries, lane, first, scale, scores);
   }
 
   template <typename Line>
-  __device__ __forceinline__ void ask(const T* values, const Line& line_at) {
+  __device__ __forceinline__ void ask(const S* values, const Fp8* scales, const Line& line_at) {
 #pragma unroll
     for (int t = 0; t < TILES; ++t) tiles[t].load(values, line_at, lane, first + t * TILE, count);
+    if constexpr (IS_FP8<S>) exponent = scales[line_at(min(first + lane, count - 1))];
   }
 
   template <typename Line, typename Weights, typename Sums>
-  __device__ __forceinline__ void weigh(const T*, const Line&, const Weights& weights, Sums& sums) {
-    TileSums<T, HEAD_SIZE, GROUP> sum;
+  __device__ __forceinline__ void weigh(const S*, const Fp8*, const Line&, const Weights& weights,
+                                        Sums& sums) {
+    TileSums<T, S, HEAD_SIZE, GROUP> sum;
+    float factor = 1.0f;
     if (first < count) {
+      if constexpr (IS_FP8<S>) {
+        const Factors factors(exponent);
+        factor = factors.largest;
 #pragma unroll
-      for (int t = 0; t < TILES; ++t) sum.add(tiles[t], weights, lane, first + t * TILE);
+        for (int t = 0; t < TILES; ++t) {
+          const auto of_row = [&](int i) { return factors.of(t * TILE + i); };
+          sum.add(tiles[t], weights, lane, first + t * TILE, of_row);
+        }
+      } else {
+#pragma unroll
+        for (int t = 0; t < TILES; ++t) {
+          sum.add(tiles[t], weights, lane, first + t * TILE, [](int) { return 1.0f; });
+        }
+      }
     }
-    sum.store_to(sums, lane);
+    sum.store_to(sums, lane, factor);
   }
 
  private:
-  ValueTile<T, HEAD_SIZE> tiles[TILES];
+  ValueTile<S, HEAD_SIZE> tiles[TILES];
+  int exponent;  // in FP8, of the position first + lane
   const int lane, first, count;
 };

@@ -1,7 +1,7 @@
 // The norm and the rotation of a head between the QKV projection and attention, by a warp.
 #pragma once
 
-#include "common.cuh"
+#include "fp8.cuh"
 
 // Pairs of neighbouring channels that a lane holds (loads of 4 bytes of half: a head of 64 is one
 // whole line), and where they lie in the head.
@@ -79,6 +79,31 @@ struct Head {
     for (int j = 0; j < Pairs<HEAD_SIZE>::COUNT; ++j) {
       at[j][0] = widen(narrow<T>(at[j][0])) * factor;
       at[j][1] = widen(narrow<T>(at[j][1])) * factor;
+    }
+  }
+
+  // To a row of the cache, [HEAD_SIZE].  In FP8 the head, as T keeps it, becomes what the cache keeps of
+  // it; the row's exponent goes to `scale`.
+  template <typename T, typename S>
+  __device__ __forceinline__ void keep(S* to, Fp8* scale) {
+    if constexpr (IS_FP8<S>) {
+      round_and_scale<T>(1.0f);
+      unsigned peak = 0;
+#pragma unroll
+      for (int j = 0; j < Pairs<HEAD_SIZE>::COUNT; ++j) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) peak = max(peak, __float_as_uint(at[j][i]) & 0x7fffffffu);
+      }
+      const int exponent = exponent_for(warp_max(peak));
+#pragma unroll
+      for (int j = 0; j < Pairs<HEAD_SIZE>::COUNT; ++j) {
+        const int channel = Pairs<HEAD_SIZE>::channel(j);
+        const Vector<Fp8, 2> codes = keep_pair(at[j], exponent);
+        if (channel < HEAD_SIZE) *reinterpret_cast<Vector<Fp8, 2>*>(to + channel) = codes;
+      }
+      if (threadIdx.x % WARP == 0) *scale = static_cast<Fp8>(exponent);
+    } else {
+      store(to);
     }
   }
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 STORAGE = (torch.float16, torch.bfloat16, torch.float32)
-"""The dtypes of weights, activations and the cache."""
+"""The dtypes of weights, activations and the cache, which may also be in FP8."""
 
 Argument: TypeAlias = Tensor | np.generic | None
 """A pointer, a number of the size that the kernel takes, or the null pointer."""
@@ -19,7 +19,15 @@ Argument: TypeAlias = Tensor | np.generic | None
 Size: TypeAlias = tuple[int, ...]
 """Blocks of a grid or threads of a block: x, y, z."""
 
-CTYPES = {torch.float16: "__half", torch.bfloat16: "__nv_bfloat16", torch.float32: "float"}
+FP8 = torch.uint8
+"""The dtype of a cache in FP8: bytes of e4m3 numbers."""
+
+CTYPES = {
+    torch.float16: "__half",
+    torch.bfloat16: "__nv_bfloat16",
+    torch.float32: "float",
+    FP8: "unsigned char",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from nightjar.kernels.cuda import nvrtc
 from nightjar.kernels.cuda.catalogue import ARCHITECTURES, by_source
-from nightjar.kernels.cuda.kernel import Kernel
+from nightjar.kernels.cuda.kernel import CTYPES, FP8, Kernel
 from nightjar.kernels.cuda.resources import Resources, parse_report
 
 BUDGET = Path(__file__).with_name("budget.json")
@@ -39,13 +39,16 @@ def group(kernel: Kernel) -> str:
     """Return the name of the kernels that share a budget: the function.
 
     Decode attention is also split by its query heads, and norms by the columns that a thread holds,
-    because both keep those in registers.
+    because both keep those in registers.  What reads or writes a cache in FP8 is apart.
     """
+    name = kernel.entry
+    if CTYPES[FP8] in kernel.arguments:
+        name += " in FP8"
     if kernel.entry == "decode_attention":
-        return f"{kernel.entry}, {kernel.arguments[2]} heads"
+        return f"{name}, {kernel.arguments[3]} heads"
     if kernel.entry == "norm":
         return f"{kernel.entry}, {'x'.join(kernel.arguments[-3:])} columns"
-    return kernel.entry
+    return name
 
 
 def measure(kernels: Iterable[Kernel], arch: str) -> Measured:

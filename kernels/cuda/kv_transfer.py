@@ -8,14 +8,15 @@ wait for the bus, and delay computation.  On the device it copies some hundred G
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nightjar.kernels.cuda.checks import ceil_div, check, check_storage
-from nightjar.kernels.cuda.kernel import Kernel
+from nightjar.kernels.cuda.checks import ceil_div, check
+from nightjar.kernels.cuda.kernel import STORAGE, Kernel
 from nightjar.kernels.cuda.launch import launch
 
 THREADS = 256
@@ -33,9 +34,9 @@ def kv_pack(
 ) -> None:
     """Copy cache blocks out: packed[slots[i]] = (keys, values)[:, blocks[i]]; slots None: 0, 1, ..
 
-    keys, values: [layers, n_blocks, Hkv, S, D]; blocks, slots: int64[n], no slot twice;
-    packed: [n_slots, layers, 2, Hkv, S, D], contiguous or some layers of what is, on the device or
-    in pinned host memory.
+    keys, values: [layers, n_blocks, Hkv, S, D], or [layers, n_blocks, Hkv, S] the scales of a cache
+    in FP8; blocks, slots: int64[n], no slot twice; packed: [n_slots, layers, 2, ...] with the rest
+    of that shape, contiguous or some layers of what is, on the device or in pinned host memory.
     """
     _transfer(keys, values, blocks, packed, slots, pack=True)
 
@@ -63,12 +64,10 @@ def _transfer(
     pack: bool,
 ) -> None:
     """Check and start."""
-    check_storage("keys", keys)
-    check("keys", keys, keys.dtype, (None,) * 5)
+    check("keys", keys, (*STORAGE, torch.uint8), (None,) * keys.dim())
     check("values", values, keys.dtype, keys.shape, like=keys)
     check("blocks", blocks, torch.int64, (None,), like=keys)
-    layers, n_blocks, kv_heads, block_size, head_size = keys.shape
-    block = (kv_heads, block_size, head_size)
+    layers, n_blocks, *block = keys.shape
     count = blocks.shape[0]
     if slots is not None:
         check("slots", slots, torch.int64, (count,), like=keys)
@@ -76,7 +75,7 @@ def _transfer(
     check("packed", packed, keys.dtype, (n_slots, layers, 2, *block), strided=True)
     if packed.numel() and not packed[0].is_contiguous():
         raise ValueError("packed: the layers of a slot must lie one after another")
-    block_bytes = kv_heads * block_size * head_size * keys.element_size()
+    block_bytes = math.prod(block) * keys.element_size()
     if block_bytes % WORD_BYTES or any(x.data_ptr() % WORD_BYTES for x in (keys, values, packed)):
         raise ValueError(f"cache blocks of {block_bytes} bytes must be whole words of {WORD_BYTES}")
     words = block_bytes // WORD_BYTES

@@ -27,6 +27,9 @@ GATHERED_BYTES = 1 << 30
 """Bytes of gathered keys and values: the cache takes most of the memory, so the gathered rows of a
 step must not grow with its contexts."""
 
+WIDENING_BYTES = 5
+"""Bytes that a number in FP8 takes while it is widened: its code, and itself in FP32."""
+
 
 def prefill_attention(
     q: Tensor,
@@ -111,7 +114,9 @@ class GatheredCache:
     def positions_at_once(self) -> int:
         """Positions whose keys and values may be packed at once."""
         _, kv_heads, _, head_size = self.keys.shape
-        return GATHERED_BYTES // (2 * kv_heads * head_size * self.kept_dtype.itemsize)
+        widening = 0 if self.scales is None else WIDENING_BYTES  # keys first, then values
+        bytes_ = kv_heads * head_size * (2 * self.kept_dtype.itemsize + widening)
+        return GATHERED_BYTES // bytes_
 
     def read(self, gather: Gather) -> tuple[Tensor, Tensor]:
         """Return the keys and the values of a gather: [N, Hkv, D] each."""

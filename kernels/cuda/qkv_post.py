@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nightjar.kernels.cuda.checks import INT32_MAX, ceil_div, check, check_storage
-from nightjar.kernels.cuda.kernel import STORAGE, Argument, Kernel
+from nightjar.kernels.cuda.checks import INT32_MAX, ceil_div, check, check_cache, check_storage
+from nightjar.kernels.cuda.kernel import FP8, STORAGE, Argument, Kernel
 from nightjar.kernels.cuda.launch import launch
-from nightjar.kernels.heads import CacheWrite, HeadNorms, Rotation
+from nightjar.kernels.heads import CacheScales, CacheWrite, HeadNorms, Rotation
 
 HEAD_SIZES = (64, 80, 96, 128)
 """Channels of a head in the families that the engine knows."""
@@ -39,7 +39,8 @@ def qkv_post(
     """Finish queries, keys and values in place, and write keys and values into the cache.
 
     qkv: [T, Hq + 2 Hkv, D], packed as query, key, value heads.
-    Reference: `kernels.rms_norm` and `kernels.rotary` of the heads, then `kernels.kv_write`.
+    Reference: `kernels.rms_norm` and `kernels.rotary` of the heads, then `kernels.kv_write`.  Where
+    the cache is in FP8, keys and values of cached rows become what it keeps of them.
     """
     check_storage("qkv", qkv)
     check("qkv", qkv, qkv.dtype, (None, None, None))
@@ -48,7 +49,13 @@ def qkv_post(
         raise ValueError(f"{rows} rows of {heads} heads at once: give fewer rows")
     kv_heads = check_heads(qkv, query_heads, norms, rotation, cache)
     launch(
-        Kernel.of("qkv_post", "qkv_post", qkv.dtype, head_size),
+        Kernel.of(
+            "qkv_post",
+            "qkv_post",
+            qkv.dtype,
+            qkv.dtype if cache is None else cache.keys.dtype,
+            head_size,
+        ),
         (ceil_div(rows * heads, HEADS_PER_BLOCK),),
         (32, HEADS_PER_BLOCK),
         qkv,
@@ -66,8 +73,9 @@ def qkv_post(
 def specialisations() -> Iterator[Kernel]:
     """Yield every instance that the engine uses."""
     for storage in STORAGE:
-        for head_size in HEAD_SIZES:
-            yield Kernel.of("qkv_post", "qkv_post", storage, head_size)
+        for cached in (storage, FP8):
+            for head_size in HEAD_SIZES:
+                yield Kernel.of("qkv_post", "qkv_post", storage, cached, head_size)
 
 
 def check_heads(
@@ -125,8 +133,7 @@ def _check_cache(cache: CacheWrite, qkv: Tensor, kv_heads: int) -> None:
     """See check."""
     rows, _, head_size = qkv.shape
     shape = (None, kv_heads, None, head_size)
-    check("keys", cache.keys, qkv.dtype, shape, like=qkv)
-    check("values", cache.values, qkv.dtype, cache.keys.shape, like=qkv)
+    check_cache(cache.keys, cache.values, cache.scales, shape, like=qkv)
     check("blocks", cache.blocks, torch.int64, (None,), like=qkv)
     check("offsets", cache.offsets, torch.int64, cache.blocks.shape, like=qkv)
     if cache.blocks.shape[0] > rows:
@@ -136,5 +143,10 @@ def _check_cache(cache: CacheWrite, qkv: Tensor, kv_heads: int) -> None:
 def _cache_arguments(cache: CacheWrite | None) -> tuple[Argument, ...]:
     """The caches, and where the rows go."""
     if cache is None:
-        return None, None, None, None
-    return cache.keys, cache.values, cache.blocks, cache.offsets
+        return (None,) * 6
+    return cache.keys, cache.values, *scale_arguments(cache.scales), cache.blocks, cache.offsets
+
+
+def scale_arguments(scales: CacheScales | None) -> tuple[Argument, Argument]:
+    """The scales of keys and values."""
+    return (None, None) if scales is None else (scales.keys, scales.values)

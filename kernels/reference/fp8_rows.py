@@ -40,4 +40,4 @@ def dequantised(codes: Tensor, exponents: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the numbers of codes uint8[..., D] and exponents uint8[...]: dtype[..., D]."""
     factors = (exponents.int() << 23).view(torch.float32)  # 0 for an exponent of 0
     factors = factors.masked_fill(exponents == _NOT_A_NUMBER, torch.nan)
-    return (codes.view(torch.float8_e4m3fn).float() * factors.unsqueeze(-1)).to(dtype)
+    return codes.view(torch.float8_e4m3fn).float().mul_(factors.unsqueeze(-1)).to(dtype)

@@ -9,9 +9,10 @@ def kv_pack(
 ) -> None:
     """Copy cache blocks out: packed[slots[i]] = (keys, values)[:, blocks[i]]; slots None: 0, 1, ..
 
-    keys, values: [layers, n_blocks, Hkv, S, D]; blocks, slots: int64[n], no slot twice;
-    packed: [n_slots, layers, 2, Hkv, S, D], contiguous, or some layers of such a tensor.  For a
-    cache on a GPU it is there too, or in pinned memory.
+    keys, values: [layers, n_blocks, Hkv, S, D], or [layers, n_blocks, Hkv, S] the scales of a cache
+    in FP8; blocks, slots: int64[n], no slot twice; packed: [n_slots, layers, 2, ...] with the rest
+    of that shape, contiguous, or some layers of such a tensor.  For a cache on a GPU it is there
+    too, or in pinned memory.
     """
     both = torch.stack((keys[:, blocks], values[:, blocks]), 2)
     packed[_rows(blocks, slots)] = both.transpose(0, 1)

@@ -15,7 +15,7 @@ from nightjar.jobs.records import (
     RejectedRow,
 )
 from nightjar.jobs.states import RequestKind
-from nightjar.jobs.store import Store, body_rows, packs
+from nightjar.jobs.store import Store, answer_packs, body_rows, packs
 from nightjar.jobs.store.parts import part_of_job
 from nightjar.jobs.store.tables import answer_pack, body_pack, request_body, result
 from nightjar.jobs.workers import Crash
@@ -169,6 +169,35 @@ def test_pages_are_bounded_by_the_bodies_that_packs_hold(store: Store) -> None:
     assert store.leases.finish(ref.id, ref.epoch, "worker", results)
     page = store.results.page(job_id, max_bytes=5_000)
     assert (len(page.records), page.has_more) == (2, True)
+
+
+@pytest.mark.parametrize("most_kept", [answer_packs.MOST_KEPT_BYTES, 1])
+def test_a_reader_that_goes_on_unpacks_each_pack_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch, most_kept: int
+) -> None:
+    """Rows of one page are in all micro-batches of their chunk, which have like lengths."""
+    job_id = submit(store, bodies(60))
+    queued = store.backlog.queued_requests(job_id, 60)
+    mixed = [[one.id for one in queued[first::6]] for first in range(6)]
+    batches = [NewMicroBatch(RequestKind.GENERATE, 32, ids, 10) for ids in mixed]
+    encoded = [EncodedRequest(one.id, [[1]]) for one in queued]
+    for ref in store.planning.save_plan(job_id, encoded, batches):
+        assert compute(store, ref)
+    unpacked: list[bytes] = []
+
+    def unpack(packed: bytes) -> list[bytes]:
+        unpacked.append(packed)
+        return packs.unpack(packed)
+
+    monkeypatch.setattr(answer_packs, "unpack", unpack)
+    monkeypatch.setattr(answer_packs, "MOST_KEPT_BYTES", most_kept)
+    records = list(store.results.iterate(job_id, page_size=12))
+    assert [one.body and one.body["text"] for one in records] == [
+        f"answer to row-{n}" for n in range(60)
+    ]
+    pages, all_packs = 5, 6
+    assert len(unpacked) == (all_packs if most_kept > 1 else all_packs * pages - (pages - 1))
+    assert len(list(store.results.iterate_raw(job_id))) == 60
 
 
 def test_a_large_answer_is_in_a_pack_of_its_own(store: Store) -> None:

@@ -1,6 +1,6 @@
 """Where the kernels of a test run, and how near to the reference they must come."""
 
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from zlib import crc32
@@ -59,8 +59,10 @@ def assert_near(got, wanted, ulps=4.0, absolute=1e-6):
 
 
 def moved(record, device):
-    """The record with its tensors on a device."""
-    if record is None:
-        return None
+    """The record with its tensors on a device, and those of records in it."""
+    if isinstance(record, torch.Tensor):
+        return record.to(device)
+    if not is_dataclass(record):
+        return record
     values = [getattr(record, field.name) for field in fields(record)]
-    return type(record)(*(x.to(device) if isinstance(x, torch.Tensor) else x for x in values))
+    return type(record)(*(moved(x, device) for x in values))

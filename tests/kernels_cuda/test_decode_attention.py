@@ -1,20 +1,37 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from nightjar import kernels
-from nightjar.kernels import CacheWrite, HeadNorms, PagedLayout, Rotation, cuda, reference
+from nightjar.kernels import (
+    CacheScales,
+    CacheWrite,
+    HeadNorms,
+    PagedLayout,
+    Rotation,
+    cuda,
+    reference,
+)
 from nightjar.kernels.cuda import decode_attention as module
 from nightjar.kernels.cuda.decode_attention import SPLIT
+from nightjar.kernels.reference.fp8_rows import quantised
 from tests.cuda_host import schedule
+from tests.fp8 import kept
 from tests.kernels_cuda.devices import assert_near, moved, poisoned, random, storages
 
 BLOCK_SIZE = 32
 
 
 class Problem:
-    """Sequences of these lengths in a paged cache; what lies past their ends is NaN."""
+    """Sequences of these lengths in a paged cache; what lies past their ends is NaN.
 
-    def __init__(self, lengths, heads, kv_heads, head_size, dtype, width=None, seed=0):
+    fp8: the cache is in FP8, and what the sequences attend to is what it keeps.
+    """
+
+    def __init__(
+        self, lengths, heads, kv_heads, head_size, dtype, width=None, seed=0, *, fp8=False
+    ):
         self.lengths, self.heads, self.kv_heads = lengths, heads, kv_heads
         counts = [-(-length // BLOCK_SIZE) for length in lengths]
         blocks = sum(counts) + 2
@@ -35,14 +52,20 @@ class Problem:
             self.block_tables.append(table + [10**6] * (width - count))
         packed = random((len(lengths), heads + 2 * kv_heads, head_size), dtype, seed=5)
         self.q = packed[:, :heads]
-        self.scale = head_size**-0.5
+        self.scale, self.scales = head_size**-0.5, None
+        if fp8:
+            cached = (quantised(cache) for cache in (self.keys, self.values))
+            (self.keys, key_scales), (self.values, value_scales) = cached
+            self.scales = CacheScales(key_scales, value_scales)
+            for own in (self.own_keys, self.own_values):
+                own[:] = [kept(x) if x.numel() else x for x in own]
 
     def run(self, device, rows=slice(None), lse=None):
         tables = torch.tensor(self.block_tables, dtype=torch.int32)[rows]
         lengths = torch.tensor(self.lengths, dtype=torch.int32)[rows]
         given = [x.to(device) for x in (self.keys, self.values, tables, lengths)]
         return cuda.decode_attention.decode_attention(
-            self.q.to(device)[rows], *given, self.scale, lse
+            self.q.to(device)[rows], *given, self.scale, lse, moved(self.scales, device)
         )
 
     def wanted(self):
@@ -216,16 +239,20 @@ class Step:
     def __init__(self, problem, norms=False, turned=0, seed=7):
         lengths = torch.tensor(problem.lengths)
         batch, size = len(problem.lengths), problem.q.shape[2]
-        dtype, self.scale = problem.keys.dtype, problem.scale
+        dtype, self.scale = problem.q.dtype, problem.scale
         self.qkv = random((batch, problem.heads + 2 * problem.kv_heads, size), dtype, seed=seed)
         newest = (lengths - 1).clamp(min=0)
         tables = torch.tensor(problem.block_tables, dtype=torch.int64)
         blocks = tables.gather(1, newest[:, None] // BLOCK_SIZE).squeeze(1)
         blocks[lengths == 0] = -1
         keys, values = problem.keys.clone(), problem.values.clone()
-        for cache in (keys, values):
-            cache[blocks[lengths > 0], :, (newest % BLOCK_SIZE)[lengths > 0]] = float("nan")
-        self.cache = CacheWrite(keys, values, blocks, newest % BLOCK_SIZE)
+        scales, poisoned_too, poison = None, (keys, values), float("nan")
+        if problem.scales is not None:
+            scales = CacheScales(problem.scales.keys.clone(), problem.scales.values.clone())
+            poisoned_too, poison = (scales.keys, scales.values), 255
+        for cache in poisoned_too:
+            cache[blocks[lengths > 0], :, (newest % BLOCK_SIZE)[lengths > 0]] = poison
+        self.cache = CacheWrite(keys, values, blocks, newest % BLOCK_SIZE, scales)
         self.cached = tables.to(torch.int32), lengths.to(torch.int32)
         self.norms = HeadNorms(random(size, seed=4), random(size, seed=5), 1e-6) if norms else None
         angles = random((int(lengths.max()), turned), seed=3)
@@ -233,8 +260,8 @@ class Step:
 
     def run(self, device, rows=slice(None)):
         """In one launch: the result, and the cache after it."""
-        cache, rotation = (moved(record, device) for record in (self.cache, self.rotation))
-        cache = CacheWrite(cache.keys, cache.values, cache.blocks[rows], cache.offsets[rows])
+        cache, rotation = (moved(record, device) for record in (self._copied(), self.rotation))
+        cache = replace(cache, blocks=cache.blocks[rows], offsets=cache.offsets[rows])
         if rotation is not None:
             rotation = Rotation(rotation.cosines, rotation.sines, rotation.positions[rows])
         tables, lengths = (x.to(device)[rows] for x in self.cached)
@@ -247,18 +274,32 @@ class Step:
 
     def apart(self, device):
         """The same by `qkv_post` and `decode_attention`."""
-        qkv, cache = self.qkv.to(device), moved(self.cache, device)
+        qkv, cache = self.qkv.to(device), moved(self._copied(), device)
         records = moved(self.norms, device), moved(self.rotation, device), cache
         heads = qkv.shape[1] - 2 * cache.keys.shape[1]
         cuda.qkv_post.qkv_post(qkv, heads, *records)
         cached = cache.keys, cache.values, *(x.to(device) for x in self.cached)
-        return cuda.decode_attention.decode_attention(qkv[:, :heads], *cached, self.scale), cache
+        out = cuda.decode_attention.decode_attention(
+            qkv[:, :heads], *cached, self.scale, scales=cache.scales
+        )
+        return out, cache
+
+    def _copied(self):
+        """The cache as it was, for one run."""
+        scales = self.cache.scales
+        if scales is not None:
+            scales = CacheScales(scales.keys.clone(), scales.values.clone())
+        copies = self.cache.keys.clone(), self.cache.values.clone()
+        return CacheWrite(*copies, self.cache.blocks, self.cache.offsets, scales)
 
     def compare(self, device):
         (out, cache), (wanted, written) = self.run(device), self.apart(device)
         torch.testing.assert_close(out, wanted, rtol=0, atol=0)
         for got, made in ((cache.keys, written.keys), (cache.values, written.values)):
             torch.testing.assert_close(got, made, rtol=0, atol=0, equal_nan=True)
+        if cache.scales is not None:
+            assert torch.equal(cache.scales.keys, written.scales.keys)
+            assert torch.equal(cache.scales.values, written.scales.values)
 
 
 @pytest.mark.parametrize("head_size", [64, 80, 96, 128])

@@ -16,6 +16,7 @@ from tests.cuda_host import KernelFault, RawModule
 from tests.kernels_cuda import test_argmax as best
 from tests.kernels_cuda import test_decode_attention as attention
 from tests.kernels_cuda import test_embedding as embedding
+from tests.kernels_cuda import test_fp8_cache as narrow
 from tests.kernels_cuda import test_linear as product
 from tests.kernels_cuda import test_norm as norm
 from tests.kernels_cuda import test_penalties as penalties
@@ -56,6 +57,19 @@ def sum_of_lengths():
 def shared_key_heads():
     """Heads of 80 channels: their last tile is not whole."""
     attention.test_shared_key_heads_of_every_size_and_storage("cpu", "float16", 80, 4)
+
+
+def fp8_attention(heads):
+    """Heads of 80 channels over a cache in FP8, by rows or by tensor cores."""
+    narrow.test_decode_attends_to_what_the_cache_keeps("cpu", "float16", 80, heads)
+
+
+def codes_and_scales():
+    narrow.test_codes_and_scales_are_those_of_the_definition("cpu", 64, "bfloat16")
+
+
+def edges_of_codes():
+    narrow.test_edges_of_codes_and_scales("cpu", "float32")
 
 
 PLANTED = {
@@ -122,8 +136,8 @@ PLANTED = {
     ),
     "queries in another order than keys": (
         "decode_attention",
-        "const int channel = 32 * c + lane % 4 * 8;",
-        "const int channel = 32 * c + (lane + 1) % 4 * 8;",
+        "const int channel = CHUNK * c + lane % 4 * OWN_CHANNELS;",
+        "const int channel = CHUNK * c + (lane + 1) % 4 * OWN_CHANNELS;",
         shared_key_heads,
     ),
     "a newest key that every block writes": (
@@ -179,6 +193,74 @@ PLANTED = {
         "    if (last) atomicExch(arrived, 0);\n",
         "",
         partial(attention.test_every_launch_leaves_its_counts_at_zero_for_the_next, "cpu"),
+    ),
+    "a key that is weighed by the scale of another": (
+        "decode_attention",
+        "exponents[u] = scales[row];",
+        "exponents[u] = scales[0];",
+        partial(fp8_attention, 2),
+    ),
+    "a key of a tile that is weighed by the scale of another": (
+        "decode_attention",
+        "exponents[t][half] = scales[row];",
+        "exponents[t][half] = scales[0];",
+        partial(fp8_attention, 4),
+    ),
+    "a value's scale that is left out": (
+        "decode_attention",
+        "const float weight = weights[g][step + u * STEP + mine] * read.factor(u);",
+        "const float weight = weights[g][step + u * STEP + mine];",
+        partial(fp8_attention, 2),
+    ),
+    "the largest scale of a warp that is left out": (
+        "decode_attention",
+        "        factor = factors.largest;\n",
+        "",
+        partial(fp8_attention, 4),
+    ),
+    "weights too small for 16 bits": (
+        "decode_attention",
+        "const int relative = exponent - most + 127;\n    largest = factor_of(most);",
+        "const int relative = exponent;\n    largest = 1.0f;",
+        partial(narrow.test_weights_lose_nothing_in_tensor_cores, "cpu", 4),
+    ),
+    "codes of a tile in another order than queries": (
+        "decode_attention",
+        "(c / PIECES * 4 + lane % 4) * PIECES + c % PIECES;",
+        "c / PIECES * 4 * PIECES + c % PIECES * 4 + lane % 4;",
+        partial(fp8_attention, 4),
+    ),
+    "a newest key that is not rounded as prompts are": (
+        "decode_attention",
+        "      round_and_scale<T>(1.0f);\n",
+        "",
+        partial(narrow.test_heads_are_finished_on_the_way, "cpu", "bfloat16", 64, 2),
+    ),
+    "a scale of a lane and not of the head": (
+        "qkv_post",
+        "exponent_for(warp_max(peak))",
+        "exponent_for(peak)",
+        codes_and_scales,
+    ),
+    "halves rounded up": ("qkv_post", "0x7ffffu + (bits >> 20 & 1u)", "0x80000u", edges_of_codes),
+    "a scale that is too small": ("qkv_post", "(1u << 21) - 1;", "(1u << 20) - 1;", edges_of_codes),
+    "numbers below the least exponent": (
+        "qkv_post",
+        "bits < 0x3c800000u ? small : large",
+        "large",
+        edges_of_codes,
+    ),
+    "infinity taken for a number": (
+        "qkv_post",
+        "  if (peak >= INFINITE) return NAN_EXPONENT;\n",
+        "",
+        partial(narrow.test_a_row_that_is_not_finite_is_nan_throughout, "cpu", float("inf")),
+    ),
+    "a prompt that attends to what is not cached": (
+        "qkv_post",
+        "if (changed || (IS_FP8<S> && block >= 0)) own.store(place);",
+        "if (changed) own.store(place);",
+        codes_and_scales,
     ),
     "the last scores of a row": (
         "argmax",
@@ -271,7 +353,7 @@ def _own_counts(monkeypatch):
 
 HEADERS = (
     *("activation", "best_token", "decode_rows", "decode_tiles"),
-    *("heads", "mma", "common"),  # which others include
+    *("heads", "fp8", "mma", "common"),  # which others include
 )
 
 

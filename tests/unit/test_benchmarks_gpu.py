@@ -295,24 +295,26 @@ def test_what_the_engine_complains_of_stands_beside_its_figure(lab, monkeypatch,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", [1, 4, 8])
-def test_decode_attention_computes_what_is_timed(lab, monkeypatch, group):
+@pytest.mark.parametrize(("cache", "group"), [("", 1), ("", 4), ("", 8), ("fp8_", 1), ("fp8_", 4)])
+def test_decode_attention_computes_what_is_timed(lab, monkeypatch, cache, group):
     """The figure's call, run on the CUDA host: right shapes, and no length 0."""
     require_tools()
     seen = []
     compute = cuda.decode_attention.decode_attention
 
-    def watched(q, keys, values, tables, lengths, scale):
+    def watched(q, keys, values, tables, lengths, scale, scales):
         seen.append((q.shape[:2], int(lengths[0]), keys.shape[1]))
-        return compute(q, keys, values, tables, lengths, scale)
+        out = compute(q, keys, values, tables, lengths, scale, scales=scales)
+        assert out.isfinite().all()
+        return out
 
     monkeypatch.setattr(cuda.decode_attention, "decode_attention", watched)
     with backend(lab):
-        found = FIGURES[f"decode_attention_{group}"].measure(lab)
+        found = FIGURES[f"decode_attention_{cache}{group}"].measure(lab)
     heads = TINY.heads
     assert set(seen) == {((b, group * heads), context, heads) for b, context in TINY.attention}
     assert found["points"] == {
-        f"attention_share_{group}": min(one["share"] for one in found["details"].values())
+        f"attention_share_{cache}{group}": min(one["share"] for one in found["details"].values())
     }
 
 

@@ -152,14 +152,6 @@ def test_a_model_that_does_not_fit_is_said_and_not_tried_again(machine, monkeypa
     assert "NIGHTJAR_CUDA_GRAPHS, NIGHTJAR_CUDA_PREFETCH, NIGHTJAR_WINDOW_STEPS=1" in caplog.text
 
 
-def test_keys_and_values_in_fp8_are_refused_on_a_gpu(machine, monkeypatch):
-    monkeypatch.setattr(model_engine, "warm_up", lambda: None)
-    config = ComputeConfig(Path(), device="cuda:1", kv_cache_dtype="fp8")
-    start = StartUp(config, pipe=0)
-    with pytest.raises(CannotComputeError, match=r"cuda:1: .* NIGHTJAR_KV_CACHE_DTYPE=auto"):
-        model_engine.open_engine(start, GroupMember.of(start), None, None)
-
-
 @pytest.mark.parametrize("dtype", ["fp64", "int8"])
 def test_a_dtype_without_cuda_kernels_is_refused_before_anything_is_read(dtype):
     unread = SimpleNamespace(config=SimpleNamespace(head_size=64))

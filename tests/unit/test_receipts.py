@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from nightjar.gpu_worker.worker.receipts import Receipts
 from nightjar.jobs.equality import derived_seed
 from nightjar.jobs.records import ClaimedRequest, NewResult
 from nightjar.jobs.states import RequestKind
+from nightjar.pipeline.embedded import recomputing
 from nightjar.pipeline.embedded.recomputing import Difference, Recomputed, comparable, compare
 from nightjar.pipeline.embedded.sampling_results import sample_rows, sample_share
 from nightjar.pipeline.embedded.workdir import UsageError
@@ -118,6 +121,31 @@ def test_a_file_of_another_form_is_refused(content, message, tmp_path):
         sample_rows(path, path, 1.0)
     with pytest.raises(UsageError, match="No such file"):
         sample_rows(tmp_path / "none.jsonl", path, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "cache"),
+    [
+        ("bf16+fp8-kv", "bf16", "fp8"),
+        ("fp16+plan-1+fp8-kv", "fp16", "fp8"),
+        ("fp32", "fp32", "auto"),
+    ],
+)
+def test_a_sample_is_computed_as_its_precision_says(precision, dtype, cache, tmp_path, monkeypatch):
+    """With its own dtype of keys and values, whatever this machine's settings say."""
+    monkeypatch.setenv("NIGHTJAR_KV_CACHE_DTYPE", "fp8" if cache == "auto" else "auto")
+    results = written(tmp_path / "o.jsonl", [answer(1, precision=precision)])
+    requests = written(tmp_path / "i.jsonl", [{"custom_id": "row-1"}])
+    asked = []
+
+    def run(arguments, _):
+        asked.append((arguments.dtype, os.environ["NIGHTJAR_KV_CACHE_DTYPE"]))
+        shutil.copy(results, arguments.work.results)
+
+    monkeypatch.setattr(recomputing, "run", run)
+    found = recomputing.recompute(DEMO, sample_rows(results, requests, 1.0), lambda _: None)
+    assert found.is_same
+    assert asked == [(dtype, cache)] * 2
 
 
 def test_rows_of_another_precision_and_of_vectors_are_left_out(files, tmp_path):

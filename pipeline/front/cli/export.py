@@ -79,4 +79,4 @@ def export(
     if as_json:
         print_json(summary, as_json=True)
     else:
-        typer.echo(f"exported {made.rows} rows of {job} into {len(made.files)} files: {to}")
+        typer.echo(f"exported {made.rows} rows of {job} to {to}; files: {len(made.files)}")
