@@ -63,6 +63,8 @@ class Meeting:
 class ThreadCollective:
     """A Collective between threads."""
 
+    is_recordable = False
+
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self._meeting = meeting
         self._rank = rank
@@ -114,8 +116,15 @@ def thread_ranks(directory: ModelDirectory, ranks: int, device: str = "cpu") -> 
 
 
 @contextmanager
-def process_ranks(directory: ModelDirectory, ranks: int) -> Iterator[RankZero]:
-    """Rank 0 of a model in this process, whose other ranks follow in processes, over gloo."""
+def process_ranks(
+    directory: ModelDirectory,
+    ranks: int,
+    program: Sequence[str] = ("-m", "nightjar.gpu_worker.shards"),
+) -> Iterator[RankZero]:
+    """Rank 0 of a model in this process, whose other ranks follow in processes, over gloo.
+
+    program: what Python runs there.
+    """
     pipes = [Pipe() for _ in range(ranks - 1)]
     reader, life = os.pipe()
     with tempfile.TemporaryDirectory() as folder:
@@ -126,7 +135,7 @@ def process_ranks(directory: ModelDirectory, ranks: int) -> Iterator[RankZero]:
         processes = [
             subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "nightjar.gpu_worker.shards"),
+                    *(sys.executable, *program),
                     encode(StartUp(config, theirs.fileno(), rank=rank, life=life, meeting=meeting)),
                 ],
                 pass_fds=[theirs.fileno(), life],

@@ -85,7 +85,7 @@ class Engine:
             self._upkeep.beside_compute,
         )
         self.windows: DecodeWindows | None = None
-        if kernels.on_gpu(self.cache.keys) and not model.in_lockstep:
+        if kernels.on_gpu(self.cache.keys):
             self.windows = DecodeWindows(model, self.cache, self._upkeep, token_bytes, config)
         self._disturbed = False  # a request came or was taken out since the last plan
         self._inbox: deque[Request] = deque()

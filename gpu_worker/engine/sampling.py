@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,57 +15,23 @@ from nightjar.gpu_worker.engine.beams import BeamState
 from nightjar.gpu_worker.engine.logits_processors import process_logits
 from nightjar.gpu_worker.engine.requests import TokenLogprobs
 from nightjar.gpu_worker.engine.sequence import Choice, GenerateSequence
+from nightjar.gpu_worker.models.decode_state import DrawParameters
 
 _MASK_64 = (1 << 64) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class DrawParameters:
-    """Sampling parameters of B rows (see kernels.uniform and kernels.sample).
-
-    seeds, samples: int64[B]; temperature: float32[B]; top_k: int64[B]; top_p, min_p: float32[B].
-    """
-
-    seeds: Tensor
-    samples: Tensor
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-
-    @staticmethod
-    def of(sequences: Sequence[GenerateSequence], vocab_size: int) -> DrawParameters:
-        """Make those of the sequences' requests, in the host's memory."""
-        params = [seq.sampling for seq in sequences]
-        seeds = np.array([p.seed & _MASK_64 for p in params], dtype=np.uint64).view(np.int64)
-        return DrawParameters(
-            torch.from_numpy(seeds),
-            torch.tensor([seq.sample for seq in sequences], dtype=torch.int64),
-            torch.tensor([p.temperature for p in params], dtype=torch.float32),
-            torch.tensor([min(p.top_k, vocab_size) for p in params], dtype=torch.int64),
-            torch.tensor([p.top_p for p in params], dtype=torch.float32),
-            torch.tensor([p.min_p for p in params], dtype=torch.float32),
-        )
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Return all tensors, in the order of the fields."""
-        return (
-            self.seeds,
-            self.samples,
-            self.temperature,
-            self.top_k,
-            self.top_p,
-            self.min_p,
-        )
-
-    def to(self, device: torch.device) -> DrawParameters:
-        """Return the same on a device."""
-        return DrawParameters(*(kernels.upload(tensor, device) for tensor in self.tensors()))
-
-    def draw(self, logits: Tensor, steps: Tensor) -> Tensor:
-        """Draw one token a row: float32[B, V]; steps: int64[B], tokens drawn before -> int64[B]."""
-        draws = kernels.uniform(self.seeds, self.samples, steps)
-        return kernels.sample(logits, self.temperature, self.top_k, self.top_p, self.min_p, draws)
+def draw_parameters(sequences: Sequence[GenerateSequence], vocab_size: int) -> DrawParameters:
+    """Return those of the sequences' requests, in the host's memory."""
+    params = [seq.sampling for seq in sequences]
+    seeds = np.array([p.seed & _MASK_64 for p in params], dtype=np.uint64).view(np.int64)
+    return DrawParameters(
+        torch.from_numpy(seeds),
+        torch.tensor([seq.sample for seq in sequences], dtype=torch.int64),
+        torch.tensor([p.temperature for p in params], dtype=torch.float32),
+        torch.tensor([min(p.top_k, vocab_size) for p in params], dtype=torch.int64),
+        torch.tensor([p.top_p for p in params], dtype=torch.float32),
+        torch.tensor([p.min_p for p in params], dtype=torch.float32),
+    )
 
 
 def next_tokens(
@@ -135,7 +101,7 @@ def _choose_again(
 def _draw(logits: Tensor, sequences: Sequence[GenerateSequence]) -> Tensor:
     """Draw sampled rows; a draw depends only on the request's seed, the sample and the step."""
     steps = kernels.upload(torch.tensor([len(seq.generated) for seq in sequences]), logits.device)
-    return DrawParameters.of(sequences, logits.shape[1]).to(logits.device).draw(logits, steps)
+    return draw_parameters(sequences, logits.shape[1]).to(logits.device).draw(logits, steps)
 
 
 def _logprobs(log_probs: Tensor, tokens: Tensor, counts: list[int]) -> list[TokenLogprobs]:

@@ -9,16 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nightjar import kernels
 from nightjar.gpu_worker.engine.config import EngineConfig
-from nightjar.gpu_worker.engine.device_state import (
-    DeviceBatch,
-    SeenTokens,
-    Shape,
-    slots_for,
-    token_texts,
-)
-from nightjar.gpu_worker.engine.graphs import WARM_UPS, CudaGraphs, Recorder, Step, eager
+from nightjar.gpu_worker.engine.device_state import shape_of, slots_for, state_of, tables_of
 from nightjar.gpu_worker.engine.plan import StepPlan
 from nightjar.gpu_worker.engine.sequence import Choice, GenerateSequence
 from nightjar.gpu_worker.engine.upkeep import CacheUpkeep
@@ -30,11 +22,10 @@ from nightjar.gpu_worker.engine.window_policy import (
     needs_host,
     window_length,
 )
-from nightjar.gpu_worker.models import Decoder, KVTensors, TokenBatch
-from nightjar.kernels import Column, PagedTensors
-
-SHAPES_HELD = 64
-"""Most shapes of a step that keep their tensors and their graph."""
+from nightjar.gpu_worker.models import Decoder, KVTensors
+from nightjar.gpu_worker.models.decode_state import Shape, WindowInput
+from nightjar.gpu_worker.models.decode_steps import StepSettings
+from nightjar.kernels import Column
 
 Moved = list[tuple[GenerateSequence, Choice | None]]
 """The token of each sequence in one step; None where its scores were not finite."""
@@ -61,7 +52,7 @@ class DecodeWindows:
     end. While one window computes, the host takes in the one before it, so that a sequence that
     ends by a stop is found out one window late; its slot computes nothing until then.
 
-    record: makes a step cheaper to launch; it is used once for each shape that is held.
+    steps: runs them; if other ranks compute the model too, on all of them.
     """
 
     def __init__(
@@ -72,19 +63,18 @@ class DecodeWindows:
         token_bytes: Sequence[bytes],
         config: EngineConfig,
     ) -> None:
-        self._model = model
-        self._cache = cache
         self._upkeep = upkeep
         self._config = config
-        self._block_size = config.block_size
-        recorded = config.cuda_graphs and cache.keys.is_cuda
-        self.record: Recorder = CudaGraphs() if recorded else eager
-        banned = sorted(set(config.banned_token_ids))
-        self._banned = torch.tensor(banned, dtype=torch.int64, device=model.device)
-        self._texts = token_texts(token_bytes, model.device)
-        most = slots_for(config.slots + config.urgent_slots)
-        self._seen = SeenTokens.allocate(most, model.config.vocab_size, model.device)
-        self._steps: dict[Shape, tuple[DeviceBatch, Step]] = {}  # the least recently used first
+        self._vocab_size = model.config.vocab_size
+        settings = StepSettings(
+            token_bytes=token_bytes,
+            banned_token_ids=config.banned_token_ids,
+            slots=slots_for(config.slots + config.urgent_slots),
+            block_size=config.block_size,
+            window_steps=config.window_steps,
+            cuda_graphs=config.cuda_graphs,
+        )
+        self.steps = model.decode_steps(cache, settings)
         self._sequences: list[GenerateSequence] = []
         self._shape: Shape | None = None
         self._filled = 0  # sequences of the batch, those beside the window included
@@ -101,19 +91,9 @@ class DecodeWindows:
         return [window.steps for window in self._flying]
 
     @property
-    def batch(self) -> DeviceBatch | None:
-        """The device's tensors of the last window; None before the first one."""
-        return None if self._shape is None else self._step_of(self._shape)[0]
-
-    @property
     def slots(self) -> int:
         """Rows of each step of the last window."""
         return 0 if self._shape is None else self._shape.slots
-
-    @property
-    def shapes_held(self) -> int:
-        """How many shapes of a step have tensors and, where steps are captured, a graph."""
-        return len(self._steps)
 
     def divide(self, plan: StepPlan) -> Division | None:
         """Return the sequences of the next window and those beside it; see `window_policy`."""
@@ -137,14 +117,14 @@ class DecodeWindows:
         crowded: requests wait for a slot, so that no slot should stay free for long.
         single: the sequences that get one token beside each window.
         """
-        shape = Shape.of(sequences, self._block_size)
-        batch, _ = self._step_of(shape)
+        block_size = self._config.block_size
+        shape = shape_of(sequences, block_size)
         self._sequences, self._shape = list(sequences), shape
         self._filled = len(sequences) + len(single)
         most = most_steps(len(sequences), single, self._config.window_steps)
         self._grow(steps := self._length(most, crowded))
-        batch.load(self._sequences, self._block_size)
-        self.launch(steps)
+        batch = state_of(sequences, shape, block_size, self._vocab_size)
+        self.launch(WindowInput(steps, tables_of(sequences, shape), batch))
         return steps
 
     @torch.inference_mode()
@@ -163,9 +143,7 @@ class DecodeWindows:
         steps = self._length(most, crowded) if most >= FEWEST_STEPS else 0
         if steps:
             self._grow(steps)
-            batch, _ = self._step_of(self._shape)
-            batch.load_tables(self._sequences)
-            self.launch(steps)
+            self.launch(WindowInput(steps, tables_of(self._sequences, self._shape)))
         return steps
 
     def land(self) -> Iterator[Moved]:
@@ -211,70 +189,18 @@ class DecodeWindows:
                 sequence.table.grow(min(sequence.length + ahead, sequence.job.max_length))
         self._upkeep.prepare()
 
-    def launch(self, steps: int) -> None:
+    def launch(self, window: WindowInput) -> None:
         """Queue the steps of a window on the device, and the copy of what they choose."""
-        if self._shape is None:
-            raise RuntimeError("a window without sequences")
-        batch, step = self._step_of(self._shape)
-        batch.step.zero_()
-        for _ in range(steps):
-            step()
+        self.steps.run(window)
         self._upkeep.beside_compute()
-        found = batch.tokens[:steps], batch.state.rows
+        batch = self.steps.batch
+        found = batch.tokens[: window.steps], batch.state.rows
         tokens, rows = (_read_back(x) for x in found)
         landed = None
         if batch.tokens.is_cuda:
             landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
             landed.record()
-        self._flying.append(Window(steps, tokens, rows, landed))
-
-    def _step_of(self, shape: Shape) -> tuple[DeviceBatch, Step]:
-        """Return the tensors of a shape and its step, which is recorded when first needed.
-
-        A new shape may take the place of the least recently used one.  No window is in flight then.
-        """
-        if shape in self._steps:
-            self._steps[shape] = self._steps.pop(shape)
-            return self._steps[shape]
-        steps = max(self._config.window_steps, WARM_UPS + 1)
-        batch = DeviceBatch.allocate(shape, self._seen, steps, self._block_size)
-        self._steps[shape] = batch, self.record(lambda: self._step(batch))
-        if len(self._steps) > SHAPES_HELD:
-            del self._steps[next(iter(self._steps))]
-        return self._steps[shape]
-
-    def _step(self, batch: DeviceBatch) -> None:
-        """Compute one decode step.  The host must not read a number of the device here."""
-        state, draws, penalties = batch.state, batch.draws, batch.penalties
-        ids, positions, blocks, offsets = state.inputs.unbind(0)
-        rows = TokenBatch(
-            token_ids=ids,
-            positions=positions,
-            vector_bases=positions,  # not read: there are no prompt vectors
-            prompt_vectors=None,
-            write_blocks=blocks,
-            write_offsets=offsets,
-            prefill=None,
-            decode=PagedTensors(state.block_tables, state.attention_lengths),
-            branch=None,
-            output_rows=None,
-        )
-        logits = self._model.logits(self._model.forward(rows, self._cache))
-        if self._banned.numel():
-            logits.index_fill_(1, self._banned, float("-inf"))
-        kernels.penalize(
-            logits,
-            state.seen,
-            state.counts,
-            penalties.repetition,
-            penalties.presence,
-            penalties.frequency,
-        )
-        steps = state.rows[:, Column.GENERATED].to(torch.int64)
-        tokens = draws.draw(logits, steps)
-        batch.tokens.index_copy_(0, batch.step, tokens.unsqueeze(0))
-        batch.step.add_(1)
-        kernels.step_update(tokens, state, self._texts, batch.stops, self._block_size)
+        self._flying.append(Window(window.steps, tokens, rows, landed))
 
 
 def _pauses(

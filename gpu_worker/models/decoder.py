@@ -11,6 +11,8 @@ from torch import Tensor
 from nightjar import kernels
 from nightjar.checkpoints import ModelConfig
 from nightjar.gpu_worker.models.batch import KVTensors, TokenBatch
+from nightjar.gpu_worker.models.decode_steps import DecodeSteps, StepSettings
+from nightjar.gpu_worker.models.graphs import CudaGraphs, Recorder
 from nightjar.gpu_worker.models.rope import RopeTable
 from nightjar.kernels import (
     Added,
@@ -122,6 +124,14 @@ class Decoder:
         """Make an empty cache for `forward`; fp8: of keys and values in FP8."""
         shape = self.config, blocks, block_size, self.cache_dtype
         return KVTensors.allocate(*shape, self.device, fp8=fp8)
+
+    def decode_steps(self, cache: KVTensors, settings: StepSettings) -> DecodeSteps:
+        """Make what runs decode steps on the device, in windows."""
+        return DecodeSteps(self, cache, settings)
+
+    def recorder(self) -> Recorder:
+        """Return what records a decode step on a GPU."""
+        return CudaGraphs()
 
     def _embed(self, batch: TokenBatch) -> Tensor:
         """Compute the residual stream before the first layer: float32[T, H]."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Protocol
 
 import numpy as np
@@ -12,11 +13,19 @@ from torch.nn import functional as F
 from nightjar import kernels
 from nightjar.checkpoints.adapters import not_computed
 from nightjar.gpu_worker.models.decoder import Decoder
+from nightjar.gpu_worker.models.graphs import Recorder, Step, eager
 from nightjar.gpu_worker.models.split import Part
+
+logger = logging.getLogger(__name__)
 
 
 class Collective(Protocol):
-    """Exchanges tensors between ranks; all ranks make the same calls in the same order."""
+    """Exchanges tensors between ranks; all ranks make the same calls in the same order.
+
+    is_recordable: whether a CUDA graph can hold its exchanges.
+    """
+
+    is_recordable: bool
 
     def sum(self, x: Tensor) -> Tensor:
         """Return the sum of all ranks' x [T, H], with the same bits on each; x may be overwritten.
@@ -29,6 +38,32 @@ class Collective(Protocol):
 
     def broadcast(self, x: Tensor) -> Tensor:
         """Return rank 0's x; on other ranks x gives shape and dtype, and is overwritten."""
+
+
+class AgreedRecorder:
+    """Records a step on all ranks; where that fails on one of them, none plays it back.
+
+    While a step is recorded, nothing is exchanged. So a rank whose recording fails is still in step
+    with the others.
+    """
+
+    def __init__(self, record: Recorder, part: Part, collective: Collective, device: str) -> None:
+        self._record = record
+        self._part = part
+        self._collective = collective
+        self._device = device
+
+    def __call__(self, step: Step) -> Step:
+        """Record the step, as Recorder says; return the step itself where a rank could not."""
+        recorded = step
+        try:
+            recorded = self._record(step)
+        except RuntimeError:
+            message = "rank %d cannot record a decode step; all ranks launch it kernel by kernel"
+            logger.exception(message, self._part.rank, extra={"action": "step_not_recorded"})
+        succeeded = torch.full((1, 1), float(recorded is not step), device=self._device)
+        count = self._collective.sum(succeeded).item()
+        return recorded if count == self._part.ranks else step
 
 
 class ShardDecoder(Decoder):
@@ -78,6 +113,12 @@ class ShardDecoder(Decoder):
         total = np.logaddexp.reduce(sums.numpy(), axis=0)
         nll = torch.from_numpy(total) - scores.sum(0)
         return nll.float().to(hidden.device)
+
+    def recorder(self) -> Recorder:
+        """Return what records a decode step, and its exchanges, on all ranks or on none."""
+        if not self.collective.is_recordable:
+            return eager
+        return AgreedRecorder(super().recorder(), self.part, self.collective, self.device)
 
     def _joined(self, part: Tensor) -> Tensor:
         return self.collective.sum(part)

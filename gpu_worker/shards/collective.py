@@ -33,6 +33,7 @@ class TorchCollective:
         """Connect to the other ranks, which must connect at the same time."""
         self._ranks = member.ranks
         self._on_cpu = device == "cpu"
+        self.is_recordable = not self._on_cpu  # NCCL's exchanges are kernels
         self._activity = member.activity
         store = dist.FileStore(str(member.meeting), member.ranks)  # type: ignore[attr-defined]
         own = None if self._on_cpu else torch.device("cuda", torch.cuda.current_device())
@@ -90,7 +91,13 @@ class TorchCollective:
 
     @contextmanager
     def _exchange(self) -> Iterator[None]:
-        """Count a call that all ranks make, and notice that a rank is lost in it."""
+        """Count a call that all ranks make, and notice that a rank is lost in it.
+
+        A call that a CUDA graph records exchanges nothing. Its failure is the recording's.
+        """
+        if self.is_recordable and torch.cuda.is_current_stream_capturing():
+            yield
+            return
         self._activity.exchanges()
         with _or_lost():
             yield

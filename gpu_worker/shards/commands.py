@@ -1,7 +1,7 @@
 """The commands of rank 0 to the ranks that follow it, and their answer.
 
 A frame is one command in MessagePack, on the pipe from rank 0 to each follower. Followers answer
-`Load`, `Keep` and `Allocate` with `Done`. All commands but `Load` and `Keep` name a model, by its
+those that prepare something with `Done`. All commands but `Load` and `Keep` name a model, by its
 index in the order of loading. Hidden states, prompt vectors and sums travel through the collective.
 """
 
@@ -13,6 +13,14 @@ import torch
 from torch import Tensor
 
 from nightjar.gpu_worker.models import TokenBatch
+from nightjar.gpu_worker.models.decode_state import (
+    BatchArrays,
+    BatchState,
+    Seen,
+    Shape,
+    WindowInput,
+)
+from nightjar.gpu_worker.models.decode_steps import StepSettings
 from nightjar.kernels import Branch, BranchLayout, ChunkLayout, PagedLayout, PagedTensors
 from nightjar.kernels.layout import Tables
 
@@ -137,7 +145,46 @@ class TokenNll(msgspec.Struct, frozen=True, tag=True):
     targets: Ids
 
 
-Command = Load | Keep | Allocate | Clear | Copy | Forward | Logits | TokenNll
+class MakeSteps(msgspec.Struct, frozen=True, tag=True):
+    """Make what runs the model's windows; see StepSettings."""
+
+    model: int
+    token_bytes: list[bytes]
+    banned_token_ids: list[int]
+    slots: int
+    block_size: int
+    window_steps: int
+    cuda_graphs: bool
+
+
+class Array(msgspec.Struct, frozen=True, array_like=True):
+    """A NumPy array: its dtype's name, its shape, and its bytes in row order."""
+
+    dtype: str
+    shape: list[int]
+    data: bytearray
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True):
+    """A BatchState; seen: (slot, prompt, generated) of each Seen."""
+
+    shape: Shape
+    arrays: list[Array]
+    seen: list[tuple[int, Ids, Ids]]
+
+
+class Window(msgspec.Struct, frozen=True, tag=True):
+    """Run a window of decode steps: see WindowInput. Nothing else is sent until its end."""
+
+    model: int
+    steps: int
+    tables: Array
+    batch: Batch | None
+
+
+Preparation = Load | Keep | Allocate | MakeSteps
+Work = Clear | Copy | Forward | Logits | TokenNll | Window
+Command = Preparation | Work
 
 _encoder = msgspec.msgpack.Encoder()
 _command: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
@@ -163,7 +210,7 @@ def forward_of(model: int, batch: TokenBatch) -> Forward:
     """Return the command that makes another rank compute this batch.
 
     Raises:
-        ValueError: The batch continues another one on the device; see Decoder.in_lockstep.
+        ValueError: The batch is a step of a window; see `window_of`.
     """
     if batch.output_rows is None or isinstance(batch.decode, PagedTensors):
         raise ValueError("a step whose rows are on the device only cannot be told to other ranks")
@@ -198,6 +245,52 @@ def batch_of(command: Forward, device: str) -> TokenBatch:
     )
 
 
+def steps_of(model: int, settings: StepSettings) -> MakeSteps:
+    """Return the command that makes another rank's decode steps."""
+    return MakeSteps(
+        model=model,
+        token_bytes=list(settings.token_bytes),
+        banned_token_ids=list(settings.banned_token_ids),
+        slots=settings.slots,
+        block_size=settings.block_size,
+        window_steps=settings.window_steps,
+        cuda_graphs=settings.cuda_graphs,
+    )
+
+
+def settings_of(command: MakeSteps) -> StepSettings:
+    """Return the settings of a command."""
+    return StepSettings(
+        token_bytes=command.token_bytes,
+        banned_token_ids=command.banned_token_ids,
+        slots=command.slots,
+        block_size=command.block_size,
+        window_steps=command.window_steps,
+        cuda_graphs=command.cuda_graphs,
+    )
+
+
+def window_of(model: int, window: WindowInput) -> Window:
+    """Return the command that makes another rank run a window."""
+    batch = window.batch
+    sent = None
+    if batch is not None:
+        seen = [(one.slot, _raw(one.prompt), _raw(one.generated)) for one in batch.seen]
+        sent = Batch(batch.shape, [_sent(array) for array in batch.arrays], seen)
+    return Window(model, window.steps, _sent(window.tables), sent)
+
+
+def window_input_of(command: Window) -> WindowInput:
+    """Return the window of a command."""
+    sent = command.batch
+    batch = None
+    if sent is not None:
+        seen = [Seen(slot, _array(prompt), _array(made)) for slot, prompt, made in sent.seen]
+        arrays = BatchArrays(*(_received(array) for array in sent.arrays))
+        batch = BatchState(sent.shape, arrays, seen)
+    return WindowInput(command.steps, _received(command.tables), batch)
+
+
 def ids_of(tensor: Tensor) -> Ids:
     """Return what is sent of a tensor int64[n]."""
     return _raw(tensor.cpu().numpy())
@@ -216,6 +309,14 @@ def _raw(array: np.ndarray) -> Ids:
 
 def _array(ids: Ids) -> np.ndarray:
     return np.frombuffer(ids, dtype=np.int64)
+
+
+def _sent(array: np.ndarray) -> Array:
+    return Array(array.dtype.name, list(array.shape), bytearray(array.tobytes()))
+
+
+def _received(sent: Array) -> np.ndarray:
+    return np.frombuffer(sent.data, dtype=sent.dtype).reshape(sent.shape)
 
 
 def _packed(tables: Tables) -> PackedTables:

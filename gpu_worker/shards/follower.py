@@ -16,6 +16,7 @@ import torch
 
 from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.models import Decoder, KVTensors, load_model
+from nightjar.gpu_worker.models.decode_steps import DecodeSteps
 from nightjar.gpu_worker.models.shard import Collective, ShardDecoder
 from nightjar.gpu_worker.models.split import Part
 from nightjar.gpu_worker.shards.activity import Doing
@@ -30,11 +31,17 @@ from nightjar.gpu_worker.shards.commands import (
     Keep,
     Load,
     Logits,
+    MakeSteps,
+    Preparation,
     TokenNll,
+    Window,
+    Work,
     batch_of,
     decode_command,
     encode,
+    settings_of,
     tensor_of,
+    window_input_of,
 )
 from nightjar.gpu_worker.shards.process import GroupMember
 from nightjar.kernels.device import free_bytes, use_device, warm_up
@@ -75,6 +82,7 @@ class Follower:
         self._collective: Collective | None = None
         self._models: list[ShardDecoder] = []
         self._caches: dict[int, KVTensors] = {}
+        self._steps: dict[int, DecodeSteps] = {}
 
     @torch.inference_mode()
     def run(self) -> None:
@@ -91,17 +99,28 @@ class Follower:
 
     def _obey(self, command: Command) -> None:
         match command:
-            case Load():
-                with self._activity.loading():
-                    self._say(Done(self._load(command.dtype)))
-            case Keep():
+            case Load() | Keep() | Allocate() | MakeSteps():
                 with self._activity.loading():  # to connect may take longer than a step
-                    self._keep()
+                    done = self._prepare(command)
+                self._pipe.send_bytes(encode(done))
+            case _:
+                self._compute(command)
+
+    def _prepare(self, command: Preparation) -> Done:
+        match command:
+            case Load():
+                return Done(self._load(command.dtype))
+            case Keep():
+                self._keep()
                 on_cpu = self._device == "cpu"
-                self._say(Done(free_bytes=None if on_cpu else free_bytes(self._device)))
+                return Done(free_bytes=None if on_cpu else free_bytes(self._device))
             case Allocate():
-                with self._activity.loading():
-                    self._say(Done(self._allocate(command)))
+                return Done(self._make("its cache", lambda: self._allocate(command)))
+            case MakeSteps():
+                return Done(self._make("its steps", lambda: self._make_steps(command)))
+
+    def _compute(self, command: Work) -> None:
+        match command:
             case Clear():
                 self._caches[command.model].clear(command.blocks)
             case Copy():
@@ -118,6 +137,8 @@ class Follower:
                 )
                 hidden = self._broadcast(model, command.count, model.dtype)
                 model.token_nll(hidden, rows, targets)
+            case Window():
+                self._steps[command.model].run(window_input_of(command))
 
     def _mark(self) -> None:
         """Mark the end of the work that the device has been given."""
@@ -145,20 +166,22 @@ class Follower:
             return f"{type(error).__name__}: {error}"
         return None
 
-    def _allocate(self, command: Allocate) -> str | None:
-        """Make a model's cache; return why that failed, or None."""
-        model = self._models[command.model]
+    def _make(self, what: str, make: Callable[[], None]) -> str | None:
+        """Make something of a model; return why that failed, or None."""
         try:
-            shape = command.blocks, command.block_size
-            cache = model.allocate_cache(*shape, fp8=command.fp8)
+            make()
         except Exception as error:
-            logger.exception("rank %d cannot make its cache", self._rank)
+            logger.exception("rank %d cannot make %s", self._rank, what)
             return f"{type(error).__name__}: {error}"
-        self._caches[command.model] = cache
         return None
 
-    def _say(self, done: Done) -> None:
-        self._pipe.send_bytes(encode(done))
+    def _allocate(self, command: Allocate) -> None:
+        model, shape = self._models[command.model], (command.blocks, command.block_size)
+        self._caches[command.model] = model.allocate_cache(*shape, fp8=command.fp8)
+
+    def _make_steps(self, command: MakeSteps) -> None:
+        model, cache = self._models[command.model], self._caches[command.model]
+        self._steps[command.model] = model.decode_steps(cache, settings_of(command))
 
     def _keep(self) -> None:
         if self._loaded is None:

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from nightjar.checkpoints import ModelDirectory, ShardError
 from nightjar.gpu_worker.models import Decoder, KVTensors, TokenBatch, load_model
+from nightjar.gpu_worker.models.decode_state import WindowInput
+from nightjar.gpu_worker.models.decode_steps import DecodeSteps, StepSettings
 from nightjar.gpu_worker.models.shard import Collective, ShardDecoder
 from nightjar.gpu_worker.models.split import Part
 from nightjar.gpu_worker.shards.activity import Activity
@@ -29,6 +31,8 @@ from nightjar.gpu_worker.shards.commands import (
     encode,
     forward_of,
     ids_of,
+    steps_of,
+    window_of,
 )
 from nightjar.gpu_worker.shards.process import GroupLostError, OutOfStepError
 
@@ -165,6 +169,29 @@ class _RankZeroCache(KVTensors):
                 KVTensors.clear(self, blocks)
 
 
+class _LeadingSteps(DecodeSteps):
+    """Rank 0's decode steps; every rank runs the same windows.
+
+    The ranks choose the same tokens, so nothing is sent in a window.
+    """
+
+    def __init__(
+        self,
+        own: ShardDecoder,
+        cache: KVTensors,
+        settings: StepSettings,
+        rank_zero: RankZero,
+        model: int,
+    ) -> None:
+        super().__init__(own, cache, settings)
+        self._rank_zero = rank_zero
+        self._number = model
+
+    def run(self, window: WindowInput) -> None:
+        with self._rank_zero.together(window_of(self._number, window)):
+            super().run(window)
+
+
 class _LeadingDecoder(ShardDecoder):
     """Rank 0's part of a model; every rank carries out each of its calls."""
 
@@ -172,6 +199,7 @@ class _LeadingDecoder(ShardDecoder):
         self, own: Decoder, part: Part, collective: Collective, rank_zero: RankZero, model: int
     ) -> None:
         super().__init__(own, part, collective)
+        self._own = own
         self._rank_zero = rank_zero
         self._model = model
 
@@ -187,6 +215,19 @@ class _LeadingDecoder(ShardDecoder):
         return _RankZeroCache(
             own.keys, own.values, own.scales, rank_zero=self._rank_zero, model=self._model
         )
+
+    def decode_steps(self, cache: KVTensors, settings: StepSettings) -> DecodeSteps:
+        own = ShardDecoder(self._own, self.part, self.collective)
+
+        def make() -> DecodeSteps:
+            try:
+                return _LeadingSteps(own, cache, settings, self._rank_zero, self._model)
+            except (MemoryError, RuntimeError) as error:
+                raise ShardError(f"rank 0 cannot make its steps: {error}") from error
+
+        command = steps_of(self._model, settings)
+        steps, _ = self._rank_zero.ask(command, "make its steps", make)
+        return steps
 
     def forward(self, batch: TokenBatch, cache: KVTensors) -> Tensor:
         with self._rank_zero.together(forward_of(self._model, batch)):

@@ -9,13 +9,14 @@ texts than one that runs anew each time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from nightjar.gpu_worker.engine.graphs import WARM_UPS, Step
+from nightjar.gpu_worker.models.graphs import WARM_UPS, Step
 from nightjar.kernels.cuda import launch
 from nightjar.kernels.cuda.kernel import Kernel
 from nightjar.kernels.cuda.launch import Backend
@@ -35,9 +36,12 @@ WAITS = (
 COPIES = ("aten::lift_fresh", "aten::lift_fresh_copy")
 """What brings Python's numbers to the device, from memory that a graph cannot keep."""
 
+_running: ContextVar[Tape | None] = ContextVar("running", default=None)
+"""The tape that keeps what this thread does."""
+
 
 class Tapes:
-    """A Recorder (see graphs.py) for tensors on the CPU; all its tapes share their memory."""
+    """A Recorder of models/graphs.py for tensors on the CPU; all its tapes share their memory."""
 
     def __init__(self, backend: Backend) -> None:
         """backend: where kernels run."""
@@ -49,8 +53,12 @@ class Tapes:
         for _ in range(WARM_UPS - 1):  # on a GPU the recording itself computes nothing
             step()
         tape = Tape(self._backend)
-        with tape, launch.using(tape.launch):
-            step()
+        token = _running.set(tape)
+        try:
+            with tape, launch.using(tape.launch):
+                step()
+        finally:
+            _running.reset(token)
         self.tapes.append(tape)
 
         def replay() -> None:
@@ -59,6 +67,17 @@ class Tapes:
             tape.replay()
 
         return replay
+
+    @staticmethod
+    def exchange(name: str, exchange: Callable[[Tensor], Tensor], given: Tensor) -> Tensor:
+        """Exchange a tensor with other ranks; where a tape runs, keep that on it.
+
+        As NCCL in a CUDA graph: a replay exchanges what is in the tensor's memory then.
+        """
+        tape = _running.get()
+        if tape is None:
+            return exchange(given)
+        return tape.exchange(name, exchange, given)
 
 
 class Tape(TorchDispatchMode):
@@ -105,6 +124,14 @@ class Tape(TorchDispatchMode):
         """A backend of `nightjar.kernels.cuda.launch`: run a kernel, and keep it."""
         self._backend(kernel, grid, block, args, shared_bytes)
         self._keep(kernel.entry, lambda: self._backend(kernel, grid, block, args, shared_bytes))
+
+    def exchange(self, name: str, exchange: Callable[[Tensor], Tensor], given: Tensor) -> Tensor:
+        """Exchange a tensor with other ranks, and keep that; its own operations are not kept."""
+        with _disable_current_modes():
+            found = exchange(given)
+        self._made.append(found)
+        self._keep(f"exchange {name}", lambda: _again([found], exchange(given)))
+        return found
 
     def spoil(self) -> None:
         """Let nothing remain of what a run had in memory of its own."""

@@ -2,8 +2,10 @@
 
 import torch
 
-from nightjar.gpu_worker.engine.device_state import Shape, slots_for, token_texts
+from nightjar.gpu_worker.engine.device_state import shape_of, slots_for
 from nightjar.gpu_worker.engine.windows import DecodeWindows
+from nightjar.gpu_worker.models.decode_state import Shape, token_texts
+from nightjar.gpu_worker.models.decode_steps import DecodeSteps
 from nightjar.kernels import Column, Reason
 from tests.engine_cuda.requests import engine_of, prompt
 from tests.engines import generate
@@ -19,7 +21,7 @@ def flying(model, texts, *requests, windows=1, **config):
         engine.step()
     for _ in range(windows - 1):
         engine.windows.follow(crowded=False)
-    return engine, engine.windows.batch
+    return engine, engine.windows.steps.batch
 
 
 def test_tables_on_the_device_are_those_of_the_texts_in_every_window(on_device, texts):
@@ -35,7 +37,7 @@ def test_tables_on_the_device_are_those_of_the_texts_in_every_window(on_device, 
 
 def test_a_text_begins_on_the_device_where_the_host_has_it(on_device, texts, monkeypatch):
     launched = []
-    monkeypatch.setattr(DecodeWindows, "launch", lambda windows, steps: launched.append(steps))
+    monkeypatch.setattr(DecodeSteps, "launch", lambda one, steps: launched.append(steps))
     monkeypatch.setattr(DecodeWindows, "in_flight", property(lambda windows: bool(launched)))
     stops = (b"\xf0abc", b"zz")
     asked = generate(
@@ -67,7 +69,7 @@ def test_few_shapes_serve_all_batches(on_device, texts):
     assert [slots_for(n) for n in counts] == [8, 8, 16, 40, 64, 80, 144, 208, 256, 272]
     assert len({slots_for(n) for n in range(1, 265)}) == 21
     engine, _ = flying(on_device, texts, generate(1, prompt(5), max_tokens=100), window_steps=2)
-    assert Shape.of(engine.scheduler.running, 32) == Shape(slots=8, width=4, ends=4, states=64)
+    assert shape_of(engine.scheduler.running, 32) == Shape(slots=8, width=4, ends=4, states=64)
 
 
 def test_the_texts_of_tokens_lie_one_after_another():

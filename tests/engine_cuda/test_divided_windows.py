@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from nightjar.checkpoints.adapters import adapted_shapes
-from nightjar.gpu_worker.engine import BeamSearch, windows
+from nightjar.gpu_worker.engine import BeamSearch
 from nightjar.gpu_worker.engine.plan import RankWork, StepPlan
 from nightjar.gpu_worker.engine.window_policy import divide, most_steps
 from nightjar.gpu_worker.engine.windows import DecodeWindows
-from nightjar.gpu_worker.models import KVTensors, load_model
+from nightjar.gpu_worker.models import KVTensors, decode_steps, load_model
 from tests.engine_cuda.requests import CACHE, engine_of, prompt
 from tests.engine_cuda.tape import Tapes
 from tests.engines import assert_nothing_held, drain, generate, run
@@ -295,7 +295,7 @@ def test_a_recorded_step_is_played_back_beside_single_steps(on_device, texts):
     requests = [*plain(5), hosted("beams")]
     engine = engine_of(on_device, texts, window_steps=3)
     tapes = Tapes(run_on_host)
-    engine.windows.record = tapes
+    engine.windows.steps.record = tapes
     assert drain(engine, *requests) == run(on_device, texts, requests, window_steps=1, **CACHE)
     (tape,) = tapes.tapes
     assert tape.replays >= 11
@@ -305,14 +305,14 @@ def test_a_recorded_step_is_played_back_beside_single_steps(on_device, texts):
 @pytest.mark.parametrize("device", ["host"], indirect=True)
 def test_the_shapes_that_are_held_are_bounded(on_device, texts, monkeypatch):
     """A third shape takes the place of the one that was used least recently."""
-    monkeypatch.setattr(windows, "SHAPES_HELD", 2)
+    monkeypatch.setattr(decode_steps, "SHAPES_HELD", 2)
     engine, tapes = engine_of(on_device, texts, window_steps=3), Tapes(run_on_host)
-    engine.windows.record = tapes
+    engine.windows.steps.record = tapes
     recorded = []
     for ends in (0, 5, 0, 9, 0, 5):
         drain(engine, generate(1, prompt(9), max_tokens=4, stop_token_ids=tuple(range(ends))))
         recorded.append(len(tapes.tapes))
-        assert engine.windows.shapes_held <= 2
+        assert engine.windows.steps.shapes_held <= 2
     assert recorded == [1, 2, 2, 3, 3, 4]
 
 

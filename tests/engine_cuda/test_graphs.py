@@ -20,7 +20,7 @@ def engine_on_tapes(model, texts, **config):
     """An engine whose windows are played back, and their tapes."""
     engine = Engine(model, texts, EngineConfig(**(CACHE | config)))
     tapes = Tapes(run_on_host)
-    engine.windows.record = tapes
+    engine.windows.steps.record = tapes
     return engine, tapes.tapes
 
 

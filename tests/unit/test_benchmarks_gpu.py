@@ -177,7 +177,7 @@ def test_spans_of_windows_are_the_devices_and_the_hosts_seconds_its_own(monkeypa
         Mark.now += 3.0
         time.sleep(0.01)
 
-    assert list(signature(DecodeWindows.launch).parameters) == ["self", "steps"]
+    assert list(signature(DecodeWindows.launch).parameters) == ["self", "window"]
     engine = SimpleNamespace(windows=SimpleNamespace(launch=launch), _executor=None)
     found = Launches(engine, "cuda")
     for _ in range(2):
@@ -328,7 +328,7 @@ def test_a_capture_that_failed_fails_the_figure(lab, monkeypatch):
     def stepped(lab):
         with backend(lab):
             engine = lab.engine(torch.float16, 1, 8)
-            engine.windows.record = broken
+            engine.windows.steps.record = broken
             generate(engine, lab.prompts([4]), 4)
         return {"points": {"prefill_tflop_s": 1.0}}
 

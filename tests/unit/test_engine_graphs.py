@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from nightjar.gpu_worker.engine import graphs
-from nightjar.gpu_worker.engine.graphs import WARM_UPS, CudaGraphs
+from nightjar.gpu_worker.models import graphs
+from nightjar.gpu_worker.models.graphs import WARM_UPS, CudaGraphs
 
 
 class Stream:
@@ -39,7 +39,8 @@ class Cuda:
         return SimpleNamespace(pool=lambda: "pool", replay=lambda: None)
 
     @contextmanager
-    def graph(self, graph, *, pool, stream):
+    def graph(self, graph, *, pool, stream, capture_error_mode):
+        assert capture_error_mode == "thread_local"  # a rank's other threads query events
         before, self.now, self.recording = self.now, stream, True
         try:
             yield

@@ -7,6 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightjar.gpu_worker.models import TokenBatch
+from nightjar.gpu_worker.models.decode_state import (
+    BatchArrays,
+    BatchState,
+    Seen,
+    Shape,
+    WindowInput,
+)
+from nightjar.gpu_worker.models.decode_steps import StepSettings
 from nightjar.gpu_worker.shards.commands import (
     Allocate,
     Clear,
@@ -20,7 +28,11 @@ from nightjar.gpu_worker.shards.commands import (
     encode,
     forward_of,
     ids_of,
+    settings_of,
+    steps_of,
     tensor_of,
+    window_input_of,
+    window_of,
 )
 from nightjar.kernels import Branch, BranchLayout, Chunk, ChunkLayout, PagedLayout
 
@@ -103,3 +115,43 @@ def test_a_step_that_follows_another_without_the_host_cannot_be_told() -> None:
     batch = TokenBatch(rows, rows, rows, None, rows, rows, None, None, None, output_rows=None)
     with pytest.raises(ValueError, match="on the device only"):
         forward_of(0, batch)
+
+
+WINDOW = st.builds(
+    lambda shape, seen, begins, steps: WindowInput(
+        steps,
+        np.arange(shape.slots * shape.width, dtype=np.int32).reshape(shape.slots, -1),
+        BatchState(shape, BatchArrays.free(shape), seen) if begins else None,
+    ),
+    st.builds(Shape, *(st.integers(1, 9) for _ in Shape._fields)),
+    st.lists(st.builds(Seen, st.integers(0, 8), *(NUMBERS.map(torch.Tensor.numpy),) * 2)),
+    st.booleans(),
+    st.integers(1, 16),
+)
+
+
+@given(sent=WINDOW)
+def test_a_window_comes_out_as_it_went_in(sent):
+    command = decode_command(encode(window_of(1, sent)))
+    assert command.model == 1
+    found = window_input_of(command)
+    assert found.steps == sent.steps
+    pairs = [(found.tables, sent.tables)]
+    if sent.batch is None:
+        assert found.batch is None
+    else:
+        assert found.batch.shape == sent.batch.shape
+        pairs += zip(found.batch.arrays, sent.batch.arrays, strict=True)
+        for one, other in zip(found.batch.seen, sent.batch.seen, strict=True):
+            assert one.slot == other.slot
+            pairs += [(one.prompt, other.prompt), (one.generated, other.generated)]
+    for one, other in pairs:
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+def test_settings_of_windows_cross_the_pipe() -> None:
+    sent = StepSettings([b"a", b"", b"\xff"], [2], 16, 32, 8, cuda_graphs=False)
+    command = decode_command(encode(steps_of(2, sent)))
+    assert command.model == 2
+    assert settings_of(command) == sent

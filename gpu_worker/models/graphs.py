@@ -49,7 +49,11 @@ class CudaGraphs:
         with torch.cuda.stream(side):
             for _ in range(WARM_UPS):
                 step()
-            with _no_collection(), torch.cuda.graph(graph, pool=self._pool, stream=side):
+            # Other threads query events meanwhile: NCCL's watchdog, and a rank's signs of life.
+            recording = torch.cuda.graph(
+                graph, pool=self._pool, stream=side, capture_error_mode="thread_local"
+            )
+            with _no_collection(), recording:
                 step()
         torch.cuda.current_stream().wait_stream(side)
         self._pool = graph.pool()
