@@ -72,7 +72,7 @@ from nightjar.kernels.ops import (
     widened,
 )
 from nightjar.kernels.step_state import Column, Reason, StepState, StopTables, TokenTexts
-from nightjar.kernels.upload import upload
+from nightjar.kernels.upload import upload, upload_together
 
 __all__ = [
     "NARROW",
@@ -148,5 +148,6 @@ __all__ = [
     "top_log_probs",
     "uniform",
     "upload",
+    "upload_together",
     "widened",
 ]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nightjar.kernels.operand import Operand
-from nightjar.kernels.upload import upload
+from nightjar.kernels.upload import upload_together
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +149,8 @@ def _paged_on(device: torch.device) -> Callable[[PagedLayout], PagedTensors]:
         for row, count in enumerate(counts.tolist()):
             tables[row, :count] = layout.tables.table(row, count)
         lengths = layout.lengths.astype(np.int32)
-        found = (torch.from_numpy(x) for x in (tables, lengths))
-        return PagedTensors(*(upload(x, device) for x in found))
+        found = [torch.from_numpy(x) for x in (tables, lengths)]
+        return PagedTensors(*upload_together(found, device))
 
     return derive
 

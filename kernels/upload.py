@@ -1,5 +1,7 @@
 """Copies of small tensors from the host to the device."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -13,3 +15,16 @@ def upload(tensor: Tensor, device: torch.device | str) -> Tensor:
     if torch.device(device).type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
+
+
+def upload_together(tensors: Sequence[Tensor], device: torch.device | str) -> tuple[Tensor, ...]:
+    """Return tensors of one dtype on a device, brought there by one copy; as `upload`.
+
+    A copy costs the host as much as a launch, however small it is.  The results are parts of one
+    tensor.
+    """
+    if all(tensor.device.type == torch.device(device).type for tensor in tensors):
+        return tuple(tensor.to(device) for tensor in tensors)
+    moved = upload(torch.cat([tensor.reshape(-1) for tensor in tensors]), device)
+    parts = torch.split(moved, [tensor.numel() for tensor in tensors])
+    return tuple(part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True))

@@ -65,11 +65,16 @@ class TokenBatch:
 
     def to(self, device: str) -> TokenBatch:
         """Return the same rows on a device; a backend moves the layouts that it needs."""
-        moved: dict[str, Any] = {
-            field.name: kernels.upload(value, device)
+        given = {
+            field.name: value
             for field in fields(self)
             if isinstance(value := getattr(self, field.name), Tensor)
         }
+        vectors = given.pop("prompt_vectors", None)
+        found = kernels.upload_together(list(given.values()), device)
+        moved: dict[str, Any] = dict(zip(given, found, strict=True))
+        if vectors is not None:
+            moved["prompt_vectors"] = kernels.upload(vectors, device)
         if self.adapted is not None:
             moved["adapted"] = self.adapted.to(device)
         return replace(self, **moved)

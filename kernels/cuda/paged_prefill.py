@@ -26,7 +26,7 @@ from nightjar.kernels.cuda.kernel import STORAGE, Kernel
 from nightjar.kernels.cuda.launch import launch
 from nightjar.kernels.cuda.qkv_post import HEAD_SIZES
 from nightjar.kernels.layout import Tables
-from nightjar.kernels.upload import upload
+from nightjar.kernels.upload import upload_together
 
 THREADS = 128
 
@@ -84,8 +84,8 @@ class Tiles:
         sees = triples[owners, 2] + begins // heads_per_kv
         order = np.argsort(-sees, kind="stable")
         tiles = np.stack((owners, begins), axis=1)[order].astype(np.int32)
-        moved = (upload(torch.from_numpy(x), device) for x in (listed, triples, tiles))
-        return Tiles(*moved)
+        found = [torch.from_numpy(x) for x in (listed, triples, tiles)]
+        return Tiles(*upload_together(found, device))
 
 
 def paged_prefill(

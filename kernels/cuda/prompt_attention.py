@@ -26,7 +26,7 @@ from nightjar.kernels.cuda.varlen import Packed, varlen_attention
 from nightjar.kernels.heads import CacheScales
 from nightjar.kernels.layout import BranchLayout, ChunkLayout, Tables
 from nightjar.kernels.reference.fp8_rows import dequantised
-from nightjar.kernels.upload import upload
+from nightjar.kernels.upload import upload_together
 
 GATHERED_BYTES = 1 << 30
 """Bytes of gathered keys and values: the cache takes most of the memory, so the gathered rows of a
@@ -192,7 +192,7 @@ def _gathers(
             for i, own in enumerate(positions, begin)
         ]
         written = np.concatenate(blocks), np.concatenate(positions) % block_size
-        on_device = (upload(torch.from_numpy(x), device) for x in written)
+        on_device = upload_together([torch.from_numpy(x) for x in written], device)
         found.append(Gather(first, Packed.of(rows, device), Packed.of(keys, device), *on_device))
         first += sum(rows)
     return tuple(found)
@@ -265,11 +265,8 @@ def _branch_plan(device: torch.device) -> Callable[[BranchLayout], BranchPlan]:
         lengths = [branch.length for branch in layout.branches]
         prefixes = np.repeat([branch.prefix for branch in layout.branches], lengths)
         order = np.argsort(prefixes, kind="stable")
-        return BranchPlan(
-            Packed.of(lengths, device),
-            upload(torch.from_numpy(order), device),
-            upload(torch.from_numpy(np.argsort(order)), device),
-        )
+        both = [torch.from_numpy(x) for x in (order, np.argsort(order))]
+        return BranchPlan(Packed.of(lengths, device), *upload_together(both, device))
 
     return derive
 

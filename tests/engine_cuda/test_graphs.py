@@ -6,12 +6,14 @@ from itertools import pairwise
 import pytest
 import torch
 
+from nightjar import kernels
 from nightjar.gpu_worker.engine import Engine, EngineConfig
 from nightjar.gpu_worker.models import load_model
-from nightjar.kernels.cuda import launch
+from nightjar.kernels import layout, upload_together
+from nightjar.kernels.cuda import launch, paged_prefill
 from nightjar.kernels.cuda.linear import TILE
 from tests.engine_cuda.requests import CACHE, prompt
-from tests.engine_cuda.tape import Tapes
+from tests.engine_cuda.tape import Tape, Tapes
 from tests.engines import assert_nothing_held, drain, generate, run
 from tests.kernels_cuda.devices import run_on_host
 
@@ -87,6 +89,52 @@ def test_the_launches_of_a_step_are_counted(device, gpt, texts, count):
     assert launched["activation"] == (0 if few else layers)
     assert launched["decode_attention"] == layers
     assert all(launched[name] == 1 for name in ("penalize", "uniform", "sample", "step_update"))
+
+
+@pytest.mark.parametrize("device", ["host"], indirect=True)
+def test_the_launches_and_copies_of_a_step_with_prompts_are_counted(
+    device, gpt, texts, monkeypatch
+):
+    """Prompts with a cached beginning beside running texts. A layer is 15 launches: 12, as of more
+    than 8 running texts, and for prompts one for their heads, one for their attention and one that
+    puts the results together. Around the layers are the embedding, the last norm, and two
+    selections of the wanted rows. Three copies bring the step to the device: its rows, the tiles
+    of its prompts, and the tables of its running texts. A forward pass whose layouts are there
+    makes the host wait for nothing, so that it can be recorded."""
+    model, tapes, copies = load_model(gpt, "fp16", device), [], []
+    forward = model.forward
+
+    def watched(batch, cache):
+        if batch.prefill is None or batch.decode is None:
+            return forward(batch, cache)
+        forward(batch, cache)  # layouts derive what a layer reads of them
+        tapes.append(tape := Tape(run_on_host))
+        with tape, launch.using(tape.launch):
+            return forward(batch, cache)
+
+    def counted(tensors, device):
+        copies.append(len(tensors))
+        return upload_together(tensors, device)
+
+    monkeypatch.setattr(model, "forward", watched)
+    engine = Engine(model, texts, EngineConfig(window_steps=1, **CACHE))
+    drain(engine, generate(0, prompt(40), max_tokens=2))
+    drain(engine, generate(1, prompt(9, 1), max_tokens=2))
+    for request in range(2, 12):
+        engine.submit(generate(request, prompt(9, request), max_tokens=40))
+    engine.step()
+    for module in (kernels, layout, paged_prefill):
+        monkeypatch.setattr(module, "upload_together", counted)
+    engine.submit(generate(20, prompt(40), max_tokens=2))
+    engine.submit(generate(21, prompt(45), max_tokens=2))
+    engine.step()
+    (tape,) = tapes
+    launched, layers = Counter(tape.launches), gpt.config.n_layers
+    assert launched["paged_prefill"] == launched["decode_attention"] == layers
+    assert launched["qkv_post"] == launched["aten::cat"] == layers
+    # Where a GPU multiplies FP16 into FP32, the CPU first casts rows and weight.
+    assert len(tape.launches) - 2 * launched["aten::matmul"] == 15 * layers + 4
+    assert sorted(copies) == [2, 3, 6]  # tensors of each copy
 
 
 @pytest.mark.parametrize("device", ["host"], indirect=True)
