@@ -67,20 +67,20 @@ class ThreadCollective:
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self._meeting = meeting
-        self._rank = rank
+        self.rank = rank
 
     def sum(self, x: Tensor) -> Tensor:
-        parts = self._meeting.exchange(self._rank, x)
+        parts = self._meeting.exchange(self.rank, x)
         total = parts[0]
         for part in parts[1:]:
             total = total + part
         return total
 
     def gather(self, x: Tensor) -> Tensor:
-        return torch.stack(self._meeting.exchange(self._rank, x))
+        return torch.stack(self._meeting.exchange(self.rank, x))
 
     def broadcast(self, x: Tensor) -> Tensor:
-        return self._meeting.exchange(self._rank, x)[0]
+        return self._meeting.exchange(self.rank, x)[0]
 
 
 @contextmanager

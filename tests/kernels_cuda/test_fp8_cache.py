@@ -23,9 +23,8 @@ from nightjar.kernels.cuda.decode_attention import SPLIT
 from nightjar.kernels.reference.fp8_rows import dequantised, quantised
 from tests import fp8
 from tests.cuda_host import schedule
+from tests.kernels_cuda.decode_problems import Problem, Step, rotation_for
 from tests.kernels_cuda.devices import assert_near, moved, random, storages
-from tests.kernels_cuda.test_decode_attention import Problem, Step
-from tests.kernels_cuda.test_qkv_post import rotation_for
 
 HEAD_SIZES = [64, 80, 96, 128]
 BLOCKS, BLOCK_SIZE = 4, 16

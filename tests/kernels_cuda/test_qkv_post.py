@@ -2,16 +2,11 @@ import pytest
 import torch
 
 from nightjar import kernels
-from nightjar.kernels import CacheWrite, HeadNorms, Rotation, cuda
+from nightjar.kernels import CacheWrite, HeadNorms, cuda
+from tests.kernels_cuda.decode_problems import CONTEXT, rotation_for
 from tests.kernels_cuda.devices import assert_near, moved, poisoned, random, storages
 
-BLOCKS, BLOCK_SIZE, CONTEXT = 5, 4, 50
-
-
-def rotation_for(rows, n, seed=3):
-    angles = random((CONTEXT, n), seed=seed)
-    positions = torch.tensor([(7 * i + 3) % CONTEXT for i in range(rows)])
-    return Rotation(angles.cos(), angles.sin(), positions)
+BLOCKS, BLOCK_SIZE = 5, 4
 
 
 def cache_for(heads, head_size, dtype, rows):

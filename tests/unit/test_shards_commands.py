@@ -123,7 +123,7 @@ WINDOW = st.builds(
         np.arange(shape.slots * shape.width, dtype=np.int32).reshape(shape.slots, -1),
         BatchState(shape, BatchArrays.free(shape), seen) if begins else None,
     ),
-    st.builds(Shape, *(st.integers(1, 9) for _ in Shape._fields)),
+    st.builds(Shape, *(st.integers(1, 9) for _ in Shape.__annotations__)),
     st.lists(st.builds(Seen, st.integers(0, 8), *(NUMBERS.map(torch.Tensor.numpy),) * 2)),
     st.booleans(),
     st.integers(1, 16),
