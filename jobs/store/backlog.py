@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from nightjar.jobs import lifecycle
+from nightjar.jobs.errors import StoreError
 from nightjar.jobs.records import JobToPlan, NewResult, PlanningRange, QueuedRequest, RequestError
 from nightjar.jobs.store.account_tables import tenant
 from nightjar.jobs.store.awaiting import (
@@ -208,6 +209,8 @@ class Backlog:
         total = 0
         for id_, index, custom_id, kind in rows:
             body = bodies.get(id_)
+            if body is None and not found:
+                raise StoreError(f"row {index} of job {job_id} has no body")
             if body is None:  # it did not fit
                 break
             total += len(body)

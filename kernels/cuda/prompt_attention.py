@@ -6,8 +6,8 @@ attention over packed sequences.  A row's keys always begin at position 0, and n
 its bits do not depend on how a prompt was cut, nor on the prefix cache.  Only between a step of
 whole prompts and other steps may the last bits differ.
 
-A cache in FP8 is gathered once a layer instead, and widened.  For L positions, its 2 L Hkv D bytes
-are read and 2 L Hkv D s written, against 4 L T Hq D operations of the T rows after them.
+A cache in FP8 is gathered once a layer instead, and widened.  For L positions, 2 L Hkv D bytes
+are read and 2 L Hkv D s written. The T rows after them take 4 L T Hq D operations.
 """
 
 from __future__ import annotations
