@@ -41,6 +41,8 @@ SELECTION = (
     "test_merge.py::test_an_empty_set_is_not_read",
     "test_norm.py::test_heads_inside_a_packed_projection_are_normalised_in_place",
     "test_norm.py::test_rows_do_not_depend_on_their_batch",
+    "test_paged_prefill.py::test_rows_that_see_the_same_and_rows_that_see_nothing",
+    "test_paged_prefill.py::test_tiles_of_no_work_write_nothing",
     "test_penalties.py::test_bits_past_the_vocabulary_reach_nothing",
     "test_philox.py::test_more_numbers_than_a_block_has_threads",
     "test_qkv_post.py::test_channels_past_the_turned_ones_are_kept",

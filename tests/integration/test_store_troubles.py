@@ -117,7 +117,7 @@ def test_a_restarted_server_is_found_again(postgres_store: Store, postgres_serve
     with admin.connect() as connection:
         ended = connection.execute(
             sa.text(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "SELECT pg_terminate_backend(pid, 20000) FROM pg_stat_activity "
                 "WHERE application_name = :name"
             ),
             {"name": name},
