@@ -13,12 +13,12 @@ from nightjar.kernels.cuda.linear import (
     STORAGE,
     Factor,
     Next,
+    followers,
     linear,
     linear_onto,
     normed_linear,
     serves_norm,
     serves_rows,
-    serves_weight,
 )
 from nightjar.kernels.cuda.switches import current
 from nightjar.kernels.low_rank import Added
@@ -48,7 +48,7 @@ class DeviceWeight(LinearWeight):
     @property
     def factor(self) -> Factor:
         """Data and bias."""
-        return self.data, self.bias
+        return Factor(self.data, self.bias)
 
     @property
     def rows_dtype(self) -> torch.dtype:
@@ -62,7 +62,7 @@ class DeviceWeight(LinearWeight):
 
     def followed_by(self, after: LinearWeight) -> DeviceWeight:
         """As LinearWeight says."""
-        found = _following(after)
+        found = followers(after)
         return self if found is None else replace(self, following=found)
 
     def linear(self, x: Tensor, activation: str | None, out_dtype: torch.dtype | None) -> Tensor:
@@ -123,7 +123,7 @@ class DeviceWeight(LinearWeight):
         if x.dtype == torch.float32 and self.data.dtype == torch.float16:
             x, scale = scaled_rows(x)
         if _is_small(x, self.data):
-            y = linear(x, (self.data, None), following=self.following, wide=True)
+            y = linear(x, Factor(self.data), following=self.following, wide=True)
         elif x.is_cuda:
             y = torch.mm(x, self.data.t(), out_dtype=torch.float32)
         else:  # tests run the kernels on the CPU
@@ -166,7 +166,8 @@ class GatedDeviceWeight(LinearWeight):
         else:
             if activation is None:
                 raise ValueError("a gated product without an activation: name one")
-            y = apply_activation(F.linear(x, *gate.factor), activation, up=F.linear(x, *up.factor))
+            products = [F.linear(x, one.data, one.bias) for one in (gate, up)]
+            y = apply_activation(products[0], activation, up=products[1])
         return y if out_dtype is None else y.to(out_dtype)
 
     def unactivated(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -224,12 +225,6 @@ def sum_in_fp32() -> None:
     """
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-
-
-def _following(after: LinearWeight) -> Next | None:
-    """Return what to prefetch of a weight; None where the kernel cannot prefetch it."""
-    found = after.prefetched
-    return found if all(map(serves_weight, found)) else None
 
 
 def _is_small(x: Tensor, weight: Tensor) -> bool:
