@@ -1,7 +1,7 @@
 // A weight times up to 8 rows, bound by reading the weight, with what comes before and after it:
 // y = activation(norm(x) W^T + bias), gated or added to the residual stream.
 #include "activation.cuh"
-#include "fp8_rows.cuh"
+#include "product_rows.cuh"
 #include "mma.cuh"
 
 constexpr int WARPS = 8;

@@ -32,9 +32,9 @@ from torch import Tensor
 from nightjar.kernels.cuda.activation import KINDS
 from nightjar.kernels.cuda.checks import ceil_div, check
 from nightjar.kernels.cuda.device import block_shared_bytes, multiprocessors
-from nightjar.kernels.cuda.fp8_rows import ROUNDED
 from nightjar.kernels.cuda.kernel import FP8, Argument, Kernel
 from nightjar.kernels.cuda.launch import launch
+from nightjar.kernels.cuda.product_rows import ROUNDED
 from nightjar.kernels.cuda.switches import current
 from nightjar.kernels.operands import LinearWeight, Norm
 
@@ -298,18 +298,24 @@ def _check(
         )
     if activation is not None and activation not in KINDS:
         raise ValueError(f"unknown activation {activation!r}: one of {', '.join(KINDS)}")
-    for name, one in (("", factor), (" of the gate", gate)):
-        if one is not None and one.bias is not None:
-            check(f"bias{name}", one.bias, factor.rows_dtype, (weight.shape[0],), like=x)
-        if one is not None and one.scales is not None:
-            check(f"scales{name}", one.scales, torch.float32, (weight.shape[0],), like=x)
+    _check_channels("", factor, factor, x)
     if gate is not None:
         check("gate", gate.weight, weight.dtype, weight.shape, like=x)
-        if (gate.scales is None) != (factor.scales is None):
-            raise ValueError("gate and weight must both be in FP8, or none of them")
         if gate.weight.data_ptr() % 16:
             raise ValueError("gate must begin at a multiple of 16 bytes")
+        _check_channels(" of the gate", gate, factor, x)
     for one in following:
         check("following", one, following[0].dtype, following[0].shape, like=x)
         if not serves_weight(one):
             raise ValueError("following: every row must begin at a multiple of 16 bytes")
+
+
+def _check_channels(whose: str, own: Factor, factor: Factor, x: Tensor) -> None:
+    """Check what a factor has one of for each channel; see check."""
+    shape = (factor.weight.shape[0],)
+    if own.bias is not None:
+        check(f"bias{whose}", own.bias, factor.rows_dtype, shape, like=x)
+    if (own.scales is None) != (factor.scales is None):
+        raise ValueError(f"scales{whose}: both weights must be in FP8, or none")
+    if own.scales is not None:
+        check(f"scales{whose}", own.scales, torch.float32, shape, like=x)

@@ -1,4 +1,7 @@
-"""Weights on a GPU: `linear.py` multiplies few rows, cuBLAS through torch multiplies more."""
+"""Weights on a GPU: `linear.py` multiplies few rows, cuBLAS through torch multiplies more.
+
+Weights in FP8 are those of `fp8_packing.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from nightjar.kernels.cuda import fp8_packing
 from nightjar.kernels.cuda.activation import activation as apply_activation
 from nightjar.kernels.cuda.linear import (
     STORAGE,
@@ -198,24 +202,35 @@ def pack_linear(
     bias: Tensor | None,
     precision: WeightPrecision = "float",
     wide: Wide = NARROW,
+) -> LinearWeight:
+    """As reference.packing.pack_linear: rows of weights stay in their order."""
+    if precision == "fp8":
+        return fp8_packing.pack(weight, bias)
+    return _packed(weight, bias, precision, wide)
+
+
+def pack_gated(
+    gate: Parts, up: Parts, precision: WeightPrecision = "float", wide: Wide = NARROW
+) -> LinearWeight:
+    """As reference.packing.pack_gated."""
+    if precision == "fp8":
+        return fp8_packing.pack_gated(gate, up)
+    pair = _packed(*gate, precision, wide), _packed(*up, precision, wide)
+    return GatedDeviceWeight(pair[1].out_features, *pair)
+
+
+def _packed(
+    weight: Tensor, bias: Tensor | None, precision: WeightPrecision, wide: Wide
 ) -> DeviceWeight:
-    """As reference.packing.pack_linear: the rows stay as they are."""
+    """Pack a weight as it is."""
     if precision != "float":
         raise ValueError(
-            f"{precision}: there are no CUDA kernels for products in it; use bf16 or fp16"
+            f"{precision}: there are no CUDA kernels for products in it; use bf16, fp16 or fp8"
         )
     if weight.is_cuda:
         sum_in_fp32()
     wide = wide if weight.dtype == torch.float16 else NARROW
     return DeviceWeight(weight.shape[0], weight.contiguous(), bias, wide=wide)
-
-
-def pack_gated(
-    gate: Parts, up: Parts, precision: WeightPrecision = "float", wide: Wide = NARROW
-) -> GatedDeviceWeight:
-    """As reference.packing.pack_gated."""
-    pair = pack_linear(*gate, precision, wide), pack_linear(*up, precision, wide)
-    return GatedDeviceWeight(pair[1].out_features, *pair)
 
 
 def sum_in_fp32() -> None:

@@ -1,5 +1,5 @@
 // Rows of a product rounded to FP8: codes, and a scale for each row.
-#include "fp8_rows.cuh"
+#include "product_rows.cuh"
 
 constexpr int THREADS = 256;
 

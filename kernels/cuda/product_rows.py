@@ -1,4 +1,4 @@
-"""Rows of a product rounded to FP8: see fp8_rows.cu.
+"""Rows of a product rounded to FP8: see product_rows.cu.
 
 Bytes of M rows of K inputs: 2 M K are read from memory and once more from cache, M K written.
 """
@@ -48,7 +48,7 @@ def round_rows(x: Tensor, padded: int) -> Fp8Rows:
     scales = torch.empty(rows, dtype=torch.float32, device=x.device)
     width = WIDTHS[0] if wide_elements(inputs, x) == WIDTHS[0] and padded % WIDTHS[0] == 0 else 1
     launch(
-        Kernel.of("fp8_rows", "round_rows", width),
+        Kernel.of("product_rows", "round_rows", width),
         (rows,),
         (THREADS,),
         x,
@@ -64,4 +64,4 @@ def round_rows(x: Tensor, padded: int) -> Fp8Rows:
 def specialisations() -> Iterator[Kernel]:
     """Yield every instance that the engine uses."""
     for width in WIDTHS:
-        yield Kernel.of("fp8_rows", "round_rows", width)
+        yield Kernel.of("product_rows", "round_rows", width)
