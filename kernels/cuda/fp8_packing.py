@@ -109,7 +109,7 @@ class Fp8DeviceWeight(LinearWeight):
         rows = self.normed(residual, delta, norm)
         if rows is None:
             return None
-        y = self.product(rows, out_dtype)
+        y = self.product(rows, None)  # as without adapters, which ask for FP32
         return (y if activation is None else apply_activation(y, activation)).to(out_dtype)
 
     def is_small(self, x: Tensor) -> bool:

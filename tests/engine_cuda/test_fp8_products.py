@@ -2,12 +2,15 @@
 
 import numpy as np
 import pytest
+import torch
 
 from nightjar.gpu_worker.engine import RankRequest
 from nightjar.gpu_worker.models import load_model
+from nightjar.kernels import Norm, Place, normed_linear, pack_linear
 from nightjar.kernels.cuda import launch
 from tests.engine_cuda.requests import engine_of, prompt, tokens
 from tests.engines import assert_nothing_held, drain, generate, run
+from tests.low_rank_products import Factors, adapter, rows_of
 
 
 def scores(directory, dtype, device="cpu"):
@@ -52,3 +55,20 @@ def test_windows_change_no_token(device, family, fp8_cache):
         assert engine.windows is not None
         assert_nothing_held(engine)
     assert found[0] == found[1]
+
+
+def test_a_product_that_adapters_add_to_is_computed_as_without_them(device):
+    """Of few rows and of many: the same numbers, in FP32."""
+    norm = Norm(torch.ones(64, device=device), None, 1e-5)
+    weight = pack_linear(torch.randn(48, 64).bfloat16().to(device), None, "fp8")
+    factors = Factors.made(Place.QUERY_KEY_VALUE, 4, 64, 48)
+    for rows in (3, 12):
+        stream = torch.randn(rows, 64).to(device)
+        owners = [-1, *[0] * (rows - 1)]
+        adapted = rows_of([adapter([factors])], owners).to(device)
+        found = normed_linear(stream.clone(), None, norm, weight, torch.float32, adapted.added(0))
+        plain = normed_linear(stream.clone(), None, norm, weight, torch.float32)
+        assert torch.equal(found[0], plain[0])
+        x = torch.nn.functional.rms_norm(stream.cpu(), (64,), eps=1e-5)
+        wanted = plain.cpu().double() + factors.added(x, 48)
+        torch.testing.assert_close(found[1:].cpu().double(), wanted[1:], rtol=1e-4, atol=1e-4)
