@@ -17,11 +17,11 @@ from tests.kernels_cuda import test_argmax as best
 from tests.kernels_cuda import test_decode_attention as attention
 from tests.kernels_cuda import test_embedding as embedding
 from tests.kernels_cuda import test_fp8_cache as narrow
-from tests.kernels_cuda import test_fp8_products as narrow_product
 from tests.kernels_cuda import test_linear as product
 from tests.kernels_cuda import test_norm as norm
 from tests.kernels_cuda import test_paged_prefill as prompts
 from tests.kernels_cuda import test_penalties as penalties
+from tests.kernels_cuda import test_product_rows as narrow_product
 from tests.kernels_cuda import test_sample as sampling
 from tests.kernels_cuda import test_step_update as stepping
 from tests.kernels_cuda.devices import SOURCES, random, run_on_host

@@ -312,23 +312,24 @@ def test_weights_know_what_is_read_after_them():
     assert gated.followed_by(whole).up.following == (weight,)
 
 
-X, FACTOR = (
-    torch.zeros(2, 64, dtype=ROUNDED),
-    Factor(torch.zeros(16, 64, dtype=torch.uint8), None, torch.ones(16)),
-)
+X, CODES = torch.zeros(2, 64, dtype=ROUNDED), torch.zeros(16, 64, dtype=torch.uint8)
+FACTOR, BARE = Factor(CODES, None, torch.ones(16)), Factor(CODES)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: cuda.linear.linear(X.half(), FACTOR), "x is float16"),
-        (lambda: cuda.linear.linear(X, FACTOR._replace(scales=None)), "x is bfloat16: give uint8"),
-        (lambda: cuda.linear.linear(X, FACTOR._replace(scales=torch.ones(15))), "scales has shape"),
+        (lambda: cuda.linear.linear(X, BARE), "x is bfloat16: give uint8"),
+        (lambda: cuda.linear.linear(X, Factor(CODES, None, torch.ones(15))), "scales has shape"),
         (
-            lambda: cuda.linear.linear(X, FACTOR, None, FACTOR._replace(scales=None)),
+            lambda: cuda.linear.linear(X, FACTOR, None, BARE),
             "scales of the gate: both weights",
         ),
-        (lambda: cuda.linear.linear(X, FACTOR._replace(bias=X[0, :16].half())), "bias is float16"),
+        (
+            lambda: cuda.linear.linear(X, Factor(CODES, X[0, :16].half(), torch.ones(16))),
+            "bias is float16",
+        ),
         (lambda: round_rows(X.half(), 64), "x is float16"),
         (lambda: round_rows(X, 48), "64 inputs are more than the 48"),
         (
