@@ -42,7 +42,7 @@ class StepSettings:
 
     token_bytes: the raw bytes of each token; banned_token_ids: ids that are never sampled.
     slots: the most that a batch may have; window_steps: the most of a window.
-    cuda_graphs: record steps on a GPU.
+    cuda_graphs: record steps on a GPU, those of windows and those that the host packs.
     """
 
     token_bytes: Sequence[bytes]

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
+from nightjar.kernels.device import free_bytes
+
 Step = Callable[[], None]
 """Launches work that uses the same tensors every time and does not wait."""
 
@@ -56,8 +58,7 @@ class CudaGraphs:
             with torch.cuda.stream(side):
                 for _ in range(WARM_UPS):
                     step()
-                if self._first is None and self._most_bytes:
-                    self._first = self._recorded(self._take, side)
+                self._take_memory(side)
                 return self._recorded(step, side).replay
         finally:  # where a recording fails, the step is launched on the current stream
             torch.cuda.current_stream().wait_stream(side)
@@ -74,9 +75,16 @@ class CudaGraphs:
         self._pool = graph.pool()
         return graph
 
-    def _take(self) -> None:
-        """Take the memory of the largest step, and leave it to the next recordings."""
-        torch.empty(self._most_bytes, dtype=torch.uint8, device="cuda")[:1].zero_()
+    def _take_memory(self, side: torch.cuda.Stream) -> None:
+        """Take the memory of the largest step before the first recording, if it is there."""
+        most, self._most_bytes = self._most_bytes, 0
+
+        def take() -> None:
+            """Make a tensor; it is gone at once, and its memory is left to the next recordings."""
+            torch.empty(most, dtype=torch.uint8, device="cuda")[:1].zero_()
+
+        if most and free_bytes("cuda") > most:
+            self._first = self._recorded(take, side)
 
 
 @contextmanager
