@@ -40,9 +40,9 @@ def measure(args: Namespace, folder: Path) -> Figures:
         for format_ in FORMATS:
             for processes in (1, 2):
                 target = folder / f"{format_}-{processes}"
-                found[f"{format_}_{processes}"] = exported(
-                    database.url, job_id, target, format_, processes
-                )
+                one = exported(database.url, job_id, target, format_, processes)
+                one["rows_per_s"] = round(args.rows / one["seconds"])
+                found[f"{format_}_{processes}"] = one
                 shutil.rmtree(target)
     return found
 

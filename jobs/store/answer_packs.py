@@ -76,13 +76,23 @@ class AnswerBodies:
 
     def read(self, connection: Connection, rows: Sequence[Row[Any]]) -> dict[int, str]:
         """The bodies by `request_id`; the rows have the columns of results."""
-        bodies = {row.request_id: row.body for row in rows if row.body is not None}
-        wanted: dict[int, list[Row[Any]]] = {}
-        for row in rows:
-            if row.pack_id is not None:
-                wanted.setdefault(row.pack_id, []).append(row)
-        for id_, texts in self._texts(connection, list(wanted)):
-            bodies |= {row.request_id: texts[row.pack_place].decode() for row in wanted[id_]}
+        places = [
+            (row.request_id, row.pack_id, row.pack_place) for row in rows if row.pack_id is not None
+        ]
+        bodies = {id_: body.decode() for id_, body in self.in_packs(connection, places).items()}
+        return bodies | {row.request_id: row.body for row in rows if row.body is not None}
+
+    def in_packs(
+        self, connection: Connection, places: Sequence[tuple[int, int, int]]
+    ) -> dict[int, bytes]:
+        """The bodies in UTF-8 by the requests' ids; places: (request, pack, place in the pack)."""
+        bodies: dict[int, bytes] = {}
+        wanted: dict[int, list[tuple[int, int]]] = {}
+        for id_, pack_id, place in places:
+            wanted.setdefault(pack_id, []).append((id_, place))
+        for pack_id, texts in self._texts(connection, list(wanted)):
+            for id_, place in wanted[pack_id]:
+                bodies[id_] = texts[place]
         return bodies
 
     def _texts(

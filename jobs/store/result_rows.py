@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
@@ -20,6 +20,29 @@ Outcome = Literal["all", "succeeded", "failed"]
 
 _ROW_BYTES = 256  # about what a line of output takes beside its body
 RECORD_COLUMNS = [*result.c, request.c.line, request.c.custom_id]
+_RAW_COLUMNS: Sequence[sa.Column[Any]] = (
+    result.c.request_id,
+    result.c.row_index,
+    result.c.status_code,
+    result.c.error_code,
+    result.c.error_message,
+    result.c.error_param,
+    result.c.reused,
+    result.c.pack_id,
+    result.c.pack_place,
+    request.c.line,
+    request.c.custom_id,
+)
+
+
+class RawRows(NamedTuple):
+    """Landed rows of a job behind the row `after`, up to `last`, and no more than `limit`."""
+
+    job_id: str
+    after: int
+    last: int | None
+    limit: int
+    outcome: Outcome
 
 
 def sizes_after(
@@ -74,26 +97,77 @@ def fetch(
     return [_record(row, bodies.get(row.request_id)) for row in rows]
 
 
-def fetch_raw(
+def raw_page(
     connection: Connection,
     database: Database,
-    ids: Sequence[int],
-    bodies_of: AnswerBodies | None = None,
+    within: RawRows,
+    max_bytes: int,
+    bodies_of: AnswerBodies,
+) -> tuple[list[RawResult], int]:
+    """The first of these outcomes, as many as a page holds, and the index of the last row.
+
+    Their bodies are as they are stored, not parsed.
+    """
+    row = result.c
+    statement: sa.Select[Any] = (
+        sa.select(*_RAW_COLUMNS, _size(database).label("size"))
+        .join(request, request.c.id == row.request_id)
+        .where(
+            row.job_id == within.job_id,
+            InPartOf(row.request_id, within.job_id),
+            InPartOf(request.c.id, within.job_id),
+            row.row_index > within.after,
+            *_with_outcome(within.outcome),
+        )
+        .order_by(row.row_index)
+        .limit(within.limit)
+    )
+    if within.last is not None:
+        statement = statement.where(row.row_index <= within.last)
+    rows = fitting(connection.execute(statement).all(), within.limit, max_bytes)
+    return _raw(connection, database, rows, bodies_of), rows[-1].row_index if rows else within.after
+
+
+def fetch_raw(connection: Connection, database: Database, ids: Sequence[int]) -> list[RawResult]:
+    """The outcomes of these requests, in this order, with bodies as they are stored."""
+    found = {row.request_id: row for row in _listed(connection, database, ids, _RAW_COLUMNS)}
+    return _raw(connection, database, [found[id_] for id_ in ids], AnswerBodies())
+
+
+def _raw(
+    connection: Connection, database: Database, rows: Sequence[Row[Any]], bodies_of: AnswerBodies
 ) -> list[RawResult]:
-    """The same with bodies as they are stored, not parsed."""
-    rows = _rows_of(connection, database, ids)
-    bodies = (bodies_of or AnswerBodies()).read(connection, rows)
-    return [_raw(row, bodies.get(row.request_id)) for row in rows]
+    places, alone = [], []
+    for row in rows:
+        if row.pack_id is not None:
+            places.append((row.request_id, row.pack_id, row.pack_place))
+        else:
+            alone.append(row.request_id)
+    bodies = bodies_of.in_packs(connection, places)
+    if alone:
+        columns = (result.c.request_id, result.c.body)
+        for row in _listed(connection, database, alone, columns):
+            if row.body is not None:
+                bodies[row.request_id] = row.body.encode()
+    return [_raw_result(row, bodies.get(row.request_id)) for row in rows]
 
 
 def _rows_of(connection: Connection, database: Database, ids: Sequence[int]) -> Sequence[Row[Any]]:
+    found = {row.request_id: row for row in _listed(connection, database, ids, RECORD_COLUMNS)}
+    return [found[id_] for id_ in ids]
+
+
+def _listed(
+    connection: Connection, database: Database, ids: Sequence[int], columns: Sequence[Any]
+) -> Iterable[Row[Any]]:
+    """Columns of results and of their requests, in any order."""
     statement = (
-        sa.select(*RECORD_COLUMNS)
+        sa.select(*columns)
+        .select_from(result)
         .join(request, request.c.id == result.c.request_id)
         .where(_is_listed(database, ids), in_parts_of(request.c.id, ids))
     )
-    found = {row.request_id: row for row in connection.execute(statement)} if ids else {}
-    return [found[id_] for id_ in ids]
+    return connection.execute(statement) if ids else ()
 
 
 def sizes_of(
@@ -146,10 +220,10 @@ def error_of(row: Row[Any]) -> RequestError | None:
     return RequestError(row.error_code, row.error_message, row.error_param)
 
 
-def _raw(row: Row[Any], body: str | None) -> RawResult:
+def _raw_result(row: Row[Any], body: bytes | None) -> RawResult:
     if body is not None and row.reused is not None:
-        body = dump_json(_body(row, body))
-    raw = None if body is None else msgspec.Raw(body.encode())
+        body = dump_json(_body(row, body.decode())).encode()
+    raw = None if body is None else msgspec.Raw(body)
     return RawResult(row.request_id, row.line, row.custom_id, row.status_code, raw, error_of(row))
 
 

@@ -22,9 +22,11 @@ from nightjar.jobs.store.parts import InPartOf
 from nightjar.jobs.store.result_lengths import lengths_after
 from nightjar.jobs.store.result_rows import (
     Outcome,
+    RawRows,
     fetch,
     fetch_raw,
     fitting,
+    raw_page,
     sizes_after,
     sizes_of,
 )
@@ -117,25 +119,21 @@ class Results:
         outcome: Outcome = "all",
         after: int = -1,
         last: int | None = None,
+        page_size: int = ROWS_IN_MEMORY,
     ) -> Iterator[RawResult]:
         """The same with bodies as they are stored, for files: parsing takes most of the time.
 
-        Of the rows behind `after`, up to `last`.
+        Of the rows behind `after`, up to `last`; a page of `page_size` rows is in memory at a time.
         """
         bodies_of = AnswerBodies()
         while True:
             with self._database.snapshot() as connection:
                 _check_there(connection, job_id)
-                sizes = sizes_after(
-                    connection, self._database, job_id, after, ROWS_IN_MEMORY, outcome, last
-                )
-                taken = fitting(sizes, ROWS_IN_MEMORY, PAGE_BYTES)
-                ids = [row.request_id for row in taken]
-                page = fetch_raw(connection, self._database, ids, bodies_of)
-            if not taken:
+                within = RawRows(job_id, after, last, page_size, outcome)
+                page, after = raw_page(connection, self._database, within, PAGE_BYTES, bodies_of)
+            if not page:
                 return
             yield from page
-            after = taken[-1].row_index
 
     def lengths(self, job_id: str, after_index: int, limit: int) -> ResultLengths | None:
         """What tells the lengths of up to `limit` lines behind a row; None without any."""

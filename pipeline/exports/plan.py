@@ -9,7 +9,7 @@ import msgspec
 from nightjar.jobs.records import Job
 
 Format = Literal["jsonl", "parquet"]
-MANIFEST = "manifest.json"
+MANIFEST = "_manifest.json"
 NOTES = "_parts"
 """The folder of notes, one of each part that is whole."""
 

@@ -13,6 +13,9 @@ from nightjar.jobs.store import Store
 from nightjar.pipeline.exports.plan import Part, Plan, Written
 from nightjar.pipeline.exports.target import Target
 
+PAGE_ROWS = 1_000
+"""Rows that are read at once, up to 4 MiB of them."""
+
 
 class IncompleteError(Exception):
     """Rows are missing: the job is retried, or purged."""
@@ -31,7 +34,10 @@ def write_part(store: Store, target: Target, plan: Plan, part: Part) -> Written:
         if target.size(part.name) == noted.bytes:
             return noted
     with target.made(part.name) as path:
-        records = _Counted(store.results.iterate_raw(plan.job.id, after=part.after, last=part.last))
+        found = store.results.iterate_raw(
+            plan.job.id, after=part.after, last=part.last, page_size=PAGE_ROWS
+        )
+        records = _Counted(found)
         if plan.format == "parquet":
             from nightjar.pipeline.exports.parquet import write_parquet  # noqa: PLC0415 - pyarrow
 

@@ -251,7 +251,7 @@ def test_export(play: Play, system: Monitored, tmp_path: Path) -> None:
     with play("export") as scene:
         scene.run("nightjar export JOB", {"JOB": over(system, tmp_path)})
         for name in ("night", "table"):
-            manifest = tmp_path / "exports" / name / "manifest.json"
+            manifest = tmp_path / "exports" / name / "_manifest.json"
             files = json.loads(manifest.read_text(encoding="utf-8"))["files"]
             assert all((manifest.parent / one["name"]).is_file() for one in files)
 

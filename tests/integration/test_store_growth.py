@@ -86,6 +86,7 @@ class Calls:
         lease = (ref.id, ref.epoch, "worker")
         yield "finish", lambda: store.leases.finish(*lease, answers(claimed[0]))
         yield "page of results", lambda: store.results.read(job_id)
+        yield "part of an export", lambda: list(store.results.iterate_raw(job_id, last=3))
         yield "charge", store.shares.settle
         yield "sweep", self.sweeper.sweep
 

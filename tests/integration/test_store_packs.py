@@ -3,6 +3,7 @@
 import pytest
 import sqlalchemy as sa
 
+from nightjar.jobs.errors import StoreError
 from nightjar.jobs.lines.parsing import validate_body
 from nightjar.jobs.purge_records import PurgeScope
 from nightjar.jobs.records import (
@@ -73,6 +74,14 @@ def test_no_more_packs_are_read_than_the_bytes_allow(
     assert len(store.backlog.queued_requests(job_id, 40, 2_400_000)) == 29
     assert len(unpacked) == 1 + 3  # the pack in which the limit lies is cut
     assert len(store.backlog.queued_requests(job_id, 40, 1)) == 1
+
+
+def test_a_row_whose_body_is_gone_is_an_error(store: Store) -> None:
+    """A database that was restored in part: the row is not planned as an empty one."""
+    job_id = submit(store, bodies(3))
+    store.database.write(lambda connection: connection.execute(sa.delete(body_pack)))
+    with pytest.raises(StoreError, match=f"row 0 of job {job_id} has no body"):
+        store.backlog.queued_requests(job_id, 9)
 
 
 def test_a_body_that_is_larger_than_a_pack_is_alone(store: Store) -> None:

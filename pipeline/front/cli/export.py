@@ -36,7 +36,7 @@ def export(
 ) -> None:
     """Write the results of a job that is over, in parallel, from the database itself.
 
-    manifest.json comes last: where it is, every file is there. If the command is ended in any way,
+    _manifest.json comes last: where it is, every file is there. If the command is ended in any way,
     the same command goes on.
 
     Exit status: 0 exported, 1 not exported, 2 unusable arguments.
