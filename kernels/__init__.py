@@ -12,6 +12,7 @@ from nightjar.kernels.layout import (
     BranchLayout,
     Chunk,
     ChunkLayout,
+    ChunkTensors,
     PagedLayout,
     PagedTensors,
     StepRows,
@@ -48,11 +49,13 @@ from nightjar.kernels.ops import (
     block_tokens,
     branch_attention,
     decode_attention,
+    decode_part_bytes,
     kv_pack,
     kv_unpack,
     kv_write,
     layer_norm,
     merge_attention,
+    most_prompt_tiles,
     on_gpu,
     pack_gated,
     pack_linear,
@@ -60,6 +63,7 @@ from nightjar.kernels.ops import (
     penalize,
     penalize_tokens,
     prefill_attention,
+    prompt_tiles,
     qkv_post,
     rms_norm,
     rotary,
@@ -72,7 +76,7 @@ from nightjar.kernels.ops import (
     widened,
 )
 from nightjar.kernels.step_state import Column, Reason, StepState, StopTables, TokenTexts
-from nightjar.kernels.upload import upload, upload_together
+from nightjar.kernels.upload import put, upload, upload_together
 
 __all__ = [
     "NARROW",
@@ -85,6 +89,7 @@ __all__ = [
     "CacheWrite",
     "Chunk",
     "ChunkLayout",
+    "ChunkTensors",
     "Column",
     "HeadNorms",
     "LayerWeights",
@@ -115,6 +120,7 @@ __all__ = [
     "branch_attention",
     "chained",
     "decode_attention",
+    "decode_part_bytes",
     "embed",
     "feed_forward",
     "feed_forward_onto",
@@ -125,6 +131,7 @@ __all__ = [
     "linear",
     "linear_onto",
     "merge_attention",
+    "most_prompt_tiles",
     "normalize",
     "normed_linear",
     "on_gpu",
@@ -135,6 +142,8 @@ __all__ = [
     "penalize",
     "penalize_tokens",
     "prefill_attention",
+    "prompt_tiles",
+    "put",
     "qkv_post",
     "rms_norm",
     "rotary",

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 import torch
 
-from nightjar.kernels.cuda.qkv_post import HEAD_SIZES
+from nightjar.kernels.cuda.kernel import HEAD_SIZES
 from nightjar.kernels.cuda.sample import MAX_VOCAB
 from nightjar.kernels.cuda.switches import Switches, choose, using
 from nightjar.kernels.native.build import NativeBuildError, identity, library

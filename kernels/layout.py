@@ -92,6 +92,20 @@ class ChunkLayout(Operand):
         return rows
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkTensors:
+    """A ChunkLayout on the device, in the tiles of its kernel.
+
+    rows: T, rows without a chunk at the end included; their attention is undefined.
+    tables: int32[n, W], spans: int32[n, 3], tiles: int32[M, 2]: see kernels/cuda/paged_prefill.py.
+    """
+
+    rows: int
+    tables: Tensor
+    spans: Tensor
+    tiles: Tensor
+
+
 @dataclass(frozen=True, eq=False)
 class PagedLayout(Operand):
     """One query row per sequence, against the blocks of its table.
@@ -111,6 +125,14 @@ class PagedLayout(Operand):
         """Layout of sequences of these lengths."""
         length = np.array(lengths, dtype=np.int64)
         return PagedLayout(Tables.build(block_tables), length, block_size)
+
+    def listed(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tables int32[B, W], as many blocks as each length needs, and int32[B]."""
+        counts = -(-self.lengths // self.block_size)
+        tables = np.zeros((counts.size, int(counts.max())), dtype=np.int32)
+        for row, count in enumerate(counts.tolist()):
+            tables[row, :count] = self.tables.table(row, count)
+        return tables, self.lengths.astype(np.int32)
 
     def on(self, device: torch.device) -> PagedTensors:
         """Return the layout for kernels that read it on the device."""
@@ -144,12 +166,7 @@ def _paged_on(device: torch.device) -> Callable[[PagedLayout], PagedTensors]:
     """Return the function that copies a layout to the device; one per device, for Operand.plan."""
 
     def derive(layout: PagedLayout) -> PagedTensors:
-        counts = -(-layout.lengths // layout.block_size)
-        tables = np.zeros((counts.size, int(counts.max())), dtype=np.int32)
-        for row, count in enumerate(counts.tolist()):
-            tables[row, :count] = layout.tables.table(row, count)
-        lengths = layout.lengths.astype(np.int32)
-        found = [torch.from_numpy(x) for x in (tables, lengths)]
+        found = [torch.from_numpy(x) for x in layout.listed()]
         return PagedTensors(*upload_together(found, device))
 
     return derive
@@ -199,7 +216,7 @@ class StepRows:
     row of running sequences and documents.
     """
 
-    prefill: ChunkLayout | None
+    prefill: ChunkLayout | ChunkTensors | None
     decode: PagedLayout | PagedTensors | None
     branch: BranchLayout | None
     wanted: Tensor | None = None

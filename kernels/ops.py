@@ -66,6 +66,11 @@ argmax = Op(reference.sampling.argmax).native(native.argmax.argmax).cuda(cuda.ar
 sample = Op(reference.sampling.sample).cuda(cuda.sample.sample)
 uniform = Op(reference.philox.uniform).cuda(cuda.philox.uniform)
 
+# The prompts of a step at fixed addresses; only where `on_gpu` is true.
+prompt_tiles = cuda.prompt_attention.prompt_tiles
+most_prompt_tiles = cuda.paged_prefill.most_tiles
+decode_part_bytes = cuda.decode_attention.part_bytes
+
 # The end of a step whose state never leaves the device; only where `on_gpu` is true.
 penalize = cuda.penalties.penalize
 step_update = cuda.step_update.step_update

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,16 @@ def upload(tensor: Tensor, device: torch.device | str) -> Tensor:
     if torch.device(device).type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
+
+
+def put(target: Tensor, values: np.ndarray) -> None:
+    """Copy an array of the host to a tensor of its shape and dtype; the host does not wait."""
+    source = torch.from_numpy(np.ascontiguousarray(values))
+    if target.is_cuda:
+        # torch keeps pinned memory until the copy has read it
+        target.copy_(source.pin_memory(), non_blocking=True)
+    else:
+        target.copy_(source)
 
 
 def upload_together(tensors: Sequence[Tensor], device: torch.device | str) -> tuple[Tensor, ...]:

@@ -16,7 +16,7 @@ _REMOVED = ("Rows Removed by Filter", "Rows Removed by Index Recheck")
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """A statement; the rows that its scans looked at, and the pages that it used."""
+    """A statement; the rows that its scans and joins looked at, and the pages that it used."""
 
     statement: str
     rows: int
@@ -52,9 +52,11 @@ def costs(store: Store) -> Iterator[list[Cost]]:
 
 
 def _rows(node: Mapping[str, Any]) -> int:
-    """Rows that the scans below a node looked at."""
-    below = sum(_rows(one) for one in node.get("Plans", ()))
+    """Rows that the scans and joins below a node looked at."""
+    found = sum(_rows(one) for one in node.get("Plans", ()))
+    loops = node["Actual Loops"]
+    found += int(node.get("Rows Removed by Join Filter", 0) * loops)
     if "Relation Name" not in node or node["Node Type"] in {"ModifyTable", "Bitmap Heap Scan"}:
-        return below
+        return found
     read = node["Actual Rows"] + sum(node.get(name, 0) for name in _REMOVED)
-    return below + int(read * node["Actual Loops"])
+    return found + int(read * loops)

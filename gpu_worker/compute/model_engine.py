@@ -13,7 +13,7 @@ from nightjar.checkpoints import PROMPT_TOKEN, ModelDirectory, Tokenizer
 from nightjar.compute_config import ComputeConfig, precision_with_cache
 from nightjar.gpu_worker.engine import EngineConfig
 from nightjar.gpu_worker.engine.errors import CannotComputeError
-from nightjar.gpu_worker.engine.gpu_memory import cache_budget
+from nightjar.gpu_worker.engine.gpu_memory import cache_budget, recorded_bytes
 from nightjar.gpu_worker.engine.loop import Engine
 from nightjar.gpu_worker.models import Decoder, load_model
 from nightjar.gpu_worker.models.chosen_dtype import chosen_dtype
@@ -130,7 +130,9 @@ def build_engine(
         engine_config = replace(
             engine_config, max_running=GPU_RUNNING, max_step_tokens=GPU_STEP_TOKENS
         )
-    if (kv_bytes := kv_cache_bytes(config, device, model.free_elsewhere)) is not None:
+    recorded = 0 if device == "cpu" else recorded_bytes(model, engine_config)
+    kv_bytes = kv_cache_bytes(config, device, model.free_elsewhere, recorded)
+    if kv_bytes is not None:
         engine_config = replace(engine_config, kv_cache_bytes=kv_bytes)
     higher = MORE_PRECISE.get(dtype)
     more_precise = None
@@ -140,15 +142,18 @@ def build_engine(
     return Engine(model, tokenizer.token_bytes, engine_config, more_precise)
 
 
-def kv_cache_bytes(config: ComputeConfig, device: str, elsewhere: Sequence[int] = ()) -> int | None:
+def kv_cache_bytes(
+    config: ComputeConfig, device: str, elsewhere: Sequence[int] = (), recorded: int = 0
+) -> int | None:
     """Return the cache's size on a device that holds its model already.
 
     None means the engine's default.
 
-    elsewhere: Free bytes of the other ranks' GPUs; see `cache_budget`.
+    elsewhere, recorded: Free bytes of the other ranks' GPUs, and what CUDA graphs hold; see
+        `cache_budget`.
     """
     if config.kv_cache_bytes is None and device != "cpu":
-        return cache_budget(device, config.gpu_memory_share, elsewhere)
+        return cache_budget(device, config.gpu_memory_share, elsewhere, recorded)
     return config.kv_cache_bytes
 
 

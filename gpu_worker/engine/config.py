@@ -17,7 +17,7 @@ class EngineConfig:
     block_size: tokens of one cache block.  Attention is summed block by block, so two engines agree
     to the last bit only with equal block sizes.
     window_steps: decode steps that a GPU takes without the host; 1: the host reads every step.
-    cuda_graphs: launch those steps as CUDA graphs.
+    cuda_graphs: launch those steps, and steps with prompts, as CUDA graphs.
     kv_cache_bytes: memory for keys and values; never exceeded.
     fp8_cache: keep keys and values in FP8, in about half of FP16's memory.
     host_cache_bytes: host memory for keys and values that the cache has no room for; pinned where

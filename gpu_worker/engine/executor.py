@@ -17,6 +17,7 @@ from nightjar.gpu_worker.engine.ranking import Branch
 from nightjar.gpu_worker.engine.sampling import next_tokens
 from nightjar.gpu_worker.engine.sequence import Prefix
 from nightjar.gpu_worker.models import Decoder, KVTensors
+from nightjar.gpu_worker.models.decode_steps import DecodeSteps
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +47,11 @@ class Executor:
         cache: KVTensors,
         banned_token_ids: Sequence[int],
         beside_compute: Callable[[], None],
+        steps: DecodeSteps | None = None,
     ) -> None:
-        """beside_compute: called in every step after its forward pass is launched, before the host
+        """steps: run forward passes where there are some, as on a GPU; else the model does.
+
+        beside_compute: called in every step after its forward pass is launched, before the host
         waits for the results.
         """
         self._model = model
@@ -56,6 +60,7 @@ class Executor:
         self._banned = torch.tensor(banned, dtype=torch.int64, device=model.device)
         self._block_size = cache.keys.shape[3]
         self._beside_compute = beside_compute
+        self._steps = steps
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepOutput:
@@ -99,7 +104,10 @@ class Executor:
         hidden = torch.empty(0, model.config.hidden_size, dtype=model.dtype, device=model.device)
         if chunks or plan.decodes or fed:
             batch = pack(plan, model.config.vocab_size, self._block_size)
-            hidden = model.forward(batch.to(model.device), self._cache)
+            if self._steps is None:
+                hidden = model.forward(batch.to(model.device), self._cache)
+            else:
+                hidden = self._steps.forward(batch)
         rows = Rows(hidden, {}, [], 0, 0)
         row = 0
         for chunk in chunks:

@@ -78,15 +78,16 @@ class Engine:
         self.scheduler = Scheduler(config, self.pool, self.tier)
         self._meter = Meter(config.slots)
         self._progress = Progress(self.scheduler, token_bytes, self._meter)
+        self.windows: DecodeWindows | None = None
+        if kernels.on_gpu(self.cache.keys):
+            self.windows = DecodeWindows(model, self.cache, self._upkeep, token_bytes, config)
         self.executor = Executor(
             model,
             self.cache,
             config.banned_token_ids,
             self._upkeep.beside_compute,
+            None if self.windows is None else self.windows.steps,
         )
-        self.windows: DecodeWindows | None = None
-        if kernels.on_gpu(self.cache.keys):
-            self.windows = DecodeWindows(model, self.cache, self._upkeep, token_bytes, config)
         self._disturbed = False  # a request came or was taken out since the last plan
         self._inbox: deque[Request] = deque()
         self._cancelled: set[int] = set()

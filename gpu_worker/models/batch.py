@@ -19,6 +19,7 @@ from nightjar.kernels import (
     CacheScales,
     CacheWrite,
     ChunkLayout,
+    ChunkTensors,
     PagedLayout,
     PagedTensors,
 )
@@ -40,7 +41,7 @@ class TokenBatch:
     write_blocks, write_offsets: int64[C], where the keys and values of the first C rows (prefill
     and decode; documents are not cached) go.
     output_rows: int64[N], ascending, the rows whose last hidden state is wanted; None for all.
-    decode: on the device, where steps follow each other without the host.
+    prefill, decode: on the device, where the step's tensors have fixed addresses.
     arrivals: blocks that the step reads and that are still being loaded.
     adapted: the rows that LoRA adapters change; None where no request names one.
     """
@@ -51,7 +52,7 @@ class TokenBatch:
     prompt_vectors: Tensor | None
     write_blocks: Tensor
     write_offsets: Tensor
-    prefill: ChunkLayout | None
+    prefill: ChunkLayout | ChunkTensors | None
     decode: PagedLayout | PagedTensors | None
     branch: BranchLayout | None
     output_rows: Tensor | None

@@ -242,14 +242,14 @@ class DeviceBatch:
             *(penalties.repetition, penalties.presence, penalties.frequency),
         )
         for target, values in zip(targets, batch.arrays, strict=True):
-            _put(target, values)
+            kernels.put(target, values)
         self.state.finished.zero_()
         for one in batch.seen:
             self._load_seen(one)
 
     def load_tables(self, tables: np.ndarray) -> None:
         """Copy the block tables to the device: int32[slots, width]."""
-        _put(self.state.block_tables, tables)
+        kernels.put(self.state.block_tables, tables)
 
     def _load_seen(self, one: Seen) -> None:
         """Copy the tokens of a sequence that penalties count."""
@@ -259,8 +259,8 @@ class DeviceBatch:
         bits[one.generated] = 1
         packed = np.packbits(bits, bitorder="little").view(np.int32)
         counts = np.bincount(one.generated, minlength=vocab_size).astype(np.int32)
-        _put(self.state.seen[one.slot], packed)
-        _put(self.state.counts[one.slot], counts)
+        kernels.put(self.state.seen[one.slot], packed)
+        kernels.put(self.state.counts[one.slot], counts)
 
 
 def token_texts(token_bytes: Sequence[bytes], device: str) -> TokenTexts:
@@ -268,13 +268,3 @@ def token_texts(token_bytes: Sequence[bytes], device: str) -> TokenTexts:
     data = np.frombuffer(b"".join(token_bytes) or b"\0", dtype=np.uint8).copy()
     starts = np.cumsum([0, *map(len, token_bytes)]).astype(np.int32)
     return TokenTexts(torch.from_numpy(data).to(device), torch.from_numpy(starts).to(device))
-
-
-def _put(target: Tensor, values: np.ndarray) -> None:
-    """Copy to the device without waiting."""
-    source = torch.from_numpy(np.ascontiguousarray(values))
-    if target.is_cuda:
-        # torch keeps pinned memory until the copy has read it
-        target.copy_(source.pin_memory(), non_blocking=True)
-    else:
-        target.copy_(source)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from nightjar import kernels
-from nightjar.checkpoints import ModelConfig
 from nightjar.gpu_worker.models.batch import KVTensors, TokenBatch
 from nightjar.gpu_worker.models.decode_state import (
     DeviceBatch,
@@ -20,26 +19,21 @@ from nightjar.gpu_worker.models.decode_state import (
     token_texts,
 )
 from nightjar.gpu_worker.models.graphs import WARM_UPS, Recorder, Step, eager
+from nightjar.gpu_worker.models.padded_steps import ForwardModel, PaddedSteps, most_step_bytes
 from nightjar.kernels import Column, PagedTensors
 
 SHAPES_HELD = 64
 """Most shapes of a step that keep their tensors and their graph."""
 
 
-class StepModel(Protocol):
+class StepModel(ForwardModel, Protocol):
     """What a step needs of a decoder; see Decoder."""
-
-    config: ModelConfig
-    device: str
-
-    def forward(self, batch: TokenBatch, cache: KVTensors) -> Tensor:
-        """Run one step: [N, H]."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute the scores of all tokens: [N, H] -> float32[N, V]."""
 
-    def recorder(self) -> Recorder:
-        """Return what records a step on a GPU."""
+    def recorder(self, most_bytes: int) -> Recorder:
+        """Return what records steps on a GPU; a step takes up to so many bytes meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +42,7 @@ class StepSettings:
 
     token_bytes: the raw bytes of each token; banned_token_ids: ids that are never sampled.
     slots: the most that a batch may have; window_steps: the most of a window.
-    cuda_graphs: record steps on a GPU.
+    cuda_graphs: record steps on a GPU, those of windows and those that the host packs.
     """
 
     token_bytes: Sequence[bytes]
@@ -74,7 +68,9 @@ class DecodeSteps:
         self._cache = cache
         self._settings = settings
         recorded = settings.cuda_graphs and cache.keys.is_cuda
-        self.record: Recorder = model.recorder() if recorded else eager
+        sizes = model.config, model.dtype, model.cache_dtype, settings.slots
+        self.record: Recorder = model.recorder(most_step_bytes(*sizes)) if recorded else eager
+        self.padded = PaddedSteps(model, cache, settings.slots)
         banned = sorted(set(settings.banned_token_ids))
         self._banned = torch.tensor(banned, dtype=torch.int64, device=model.device)
         self._texts = token_texts(settings.token_bytes, model.device)
@@ -104,6 +100,11 @@ class DecodeSteps:
             self.batch.load(window.batch)
         self.batch.load_tables(window.tables)
         self.launch(window.steps)
+
+    @torch.inference_mode()
+    def forward(self, batch: TokenBatch) -> Tensor:
+        """Run a single step of the host, which is in its memory: see PaddedSteps.forward."""
+        return self.padded.forward(batch, self.record)
 
     def launch(self, steps: int) -> None:
         """Queue so many steps of the loaded batch."""

@@ -129,9 +129,9 @@ class Decoder:
         """Make what runs decode steps on the device, in windows."""
         return DecodeSteps(self, cache, settings)
 
-    def recorder(self) -> Recorder:
-        """Return what records a decode step on a GPU."""
-        return CudaGraphs()
+    def recorder(self, most_bytes: int) -> Recorder:
+        """Return what records steps on a GPU; a step takes up to so many bytes meanwhile."""
+        return CudaGraphs(most_bytes)
 
     def _embed(self, batch: TokenBatch) -> Tensor:
         """Compute the residual stream before the first layer: float32[T, H]."""

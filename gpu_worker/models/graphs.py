@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
+from nightjar.kernels.device import free_bytes
+
 Step = Callable[[], None]
 """Launches work that uses the same tensors every time and does not wait."""
 
@@ -34,7 +36,14 @@ class CudaGraphs:
     The graphs share their memory, so only one may run at a time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int = 0) -> None:
+        """most_bytes: what a step takes at most, where that is known.
+
+        The graphs then take it at once, and every step its part.  Else steps of growing sizes would
+        each take memory beside that of smaller ones.
+        """
+        self._most_bytes = most_bytes
+        self._first: torch.cuda.CUDAGraph | None = None  # holds the memory of all others
         self._pool: Any = None  # torch names the type privately
         self._stream: torch.cuda.Stream | None = None
 
@@ -44,20 +53,38 @@ class CudaGraphs:
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side = self._stream
         side.wait_stream(torch.cuda.current_stream())
+        try:
+            # Around the recording too: where it fails, torch leaves its stream as the current one.
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UPS):
+                    step()
+                self._take_memory(side)
+                return self._recorded(step, side).replay
+        finally:  # where a recording fails, the step is launched on the current stream
+            torch.cuda.current_stream().wait_stream(side)
+
+    def _recorded(self, step: Step, side: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+        """Record a step on the stream `side`, which is the current one."""
         graph = torch.cuda.CUDAGraph()
-        # Around the recording too: where it fails, torch leaves its stream as the current one.
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UPS):
-                step()
-            # Other threads query events meanwhile: NCCL's watchdog, and a rank's signs of life.
-            recording = torch.cuda.graph(
-                graph, pool=self._pool, stream=side, capture_error_mode="thread_local"
-            )
-            with _no_collection(), recording:
-                step()
-        torch.cuda.current_stream().wait_stream(side)
+        # Other threads query events meanwhile: NCCL's watchdog, and a rank's signs of life.
+        recording = torch.cuda.graph(
+            graph, pool=self._pool, stream=side, capture_error_mode="thread_local"
+        )
+        with _no_collection(), recording:
+            step()
         self._pool = graph.pool()
-        return graph.replay
+        return graph
+
+    def _take_memory(self, side: torch.cuda.Stream) -> None:
+        """Take the memory of the largest step before the first recording, if it is there."""
+        most, self._most_bytes = self._most_bytes, 0
+
+        def take() -> None:
+            """Make a tensor; it is gone at once, and its memory is left to the next recordings."""
+            torch.empty(most, dtype=torch.uint8, device="cuda")[:1].zero_()
+
+        if most and free_bytes("cuda") > most:
+            self._first = self._recorded(take, side)
 
 
 @contextmanager

@@ -59,7 +59,7 @@ class AgreedRecorder:
         try:
             recorded = self._record(step)
         except RuntimeError:
-            message = "rank %d cannot record a decode step; all ranks launch it kernel by kernel"
+            message = "rank %d cannot record a step; all ranks launch it kernel by kernel"
             logger.exception(message, self._part.rank, extra={"action": "step_not_recorded"})
         succeeded = torch.full((1, 1), float(recorded is not step), device=self._device)
         count = self._collective.sum(succeeded).item()
@@ -114,11 +114,11 @@ class ShardDecoder(Decoder):
         nll = torch.from_numpy(total) - scores.sum(0)
         return nll.float().to(hidden.device)
 
-    def recorder(self) -> Recorder:
-        """Return what records a decode step, and its exchanges, on all ranks or on none."""
+    def recorder(self, most_bytes: int) -> Recorder:
+        """Return what records a step, and its exchanges, on all ranks or on none."""
         if not self.collective.is_recordable:
             return eager
-        return AgreedRecorder(super().recorder(), self.part, self.collective, self.device)
+        return AgreedRecorder(super().recorder(most_bytes), self.part, self.collective, self.device)
 
     def _joined(self, part: Tensor) -> Tensor:
         return self.collective.sum(part)

@@ -21,7 +21,14 @@ from nightjar.gpu_worker.models.decode_state import (
     WindowInput,
 )
 from nightjar.gpu_worker.models.decode_steps import StepSettings
-from nightjar.kernels import Branch, BranchLayout, ChunkLayout, PagedLayout, PagedTensors
+from nightjar.kernels import (
+    Branch,
+    BranchLayout,
+    ChunkLayout,
+    ChunkTensors,
+    PagedLayout,
+    PagedTensors,
+)
 from nightjar.kernels.layout import Tables
 
 Ids = bytearray
@@ -212,7 +219,11 @@ def forward_of(model: int, batch: TokenBatch) -> Forward:
     Raises:
         ValueError: The batch is a step of a window; see `window_of`.
     """
-    if batch.output_rows is None or isinstance(batch.decode, PagedTensors):
+    if (
+        batch.output_rows is None
+        or isinstance(batch.prefill, ChunkTensors)
+        or isinstance(batch.decode, PagedTensors)
+    ):
         raise ValueError("a step whose rows are on the device only cannot be told to other ranks")
     return Forward(
         model=model,

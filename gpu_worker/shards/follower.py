@@ -193,11 +193,15 @@ class Follower:
         spare_what_stays()
 
     def _forward(self, command: Forward) -> None:
-        model, batch = self._models[command.model], batch_of(command, self._device)
+        model, steps = self._models[command.model], self._steps.get(command.model)
+        batch = batch_of(command, self._device if steps is None else "cpu")
         if command.vectors:
             vectors = self._broadcast(model, command.vectors, torch.float32)
             batch = replace(batch, prompt_vectors=vectors)
-        model.forward(batch, self._caches[command.model])
+        if steps is None:
+            model.forward(batch, self._caches[command.model])
+        else:
+            steps.forward(batch)
 
     @staticmethod
     def _broadcast(model: ShardDecoder, rows: int, dtype: torch.dtype) -> torch.Tensor:

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from nightjar import kernels
 from nightjar.checkpoints import ModelDirectory, ShardError
 from nightjar.gpu_worker.models import Decoder, KVTensors, TokenBatch, load_model
 from nightjar.gpu_worker.models.decode_state import WindowInput
@@ -151,6 +152,14 @@ class RankZero:
             raise GroupLostError("another rank ended in a command that it was to answer") from error
 
 
+def _with_vectors(model: ShardDecoder, batch: TokenBatch) -> TokenBatch:
+    """Return the batch with its prompt vectors on the device; every rank gets them."""
+    if batch.prompt_vectors is None:
+        return batch
+    vectors = kernels.upload(batch.prompt_vectors, model.device)
+    return replace(batch, prompt_vectors=model.collective.broadcast(vectors))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RankZeroCache(KVTensors):
     """Rank 0's part of a cache; every rank copies and clears the same blocks."""
@@ -184,12 +193,17 @@ class _LeadingSteps(DecodeSteps):
         model: int,
     ) -> None:
         super().__init__(own, cache, settings)
+        self._own = own
         self._rank_zero = rank_zero
         self._number = model
 
     def run(self, window: WindowInput) -> None:
         with self._rank_zero.together(window_of(self._number, window)):
             super().run(window)
+
+    def forward(self, batch: TokenBatch) -> Tensor:
+        with self._rank_zero.together(forward_of(self._number, batch)):
+            return super().forward(_with_vectors(self._own, batch))
 
 
 class _LeadingDecoder(ShardDecoder):
@@ -231,10 +245,7 @@ class _LeadingDecoder(ShardDecoder):
 
     def forward(self, batch: TokenBatch, cache: KVTensors) -> Tensor:
         with self._rank_zero.together(forward_of(self._model, batch)):
-            if batch.prompt_vectors is not None:
-                vectors = self.collective.broadcast(batch.prompt_vectors)
-                batch = replace(batch, prompt_vectors=vectors)
-            return super().forward(batch, cache)
+            return super().forward(_with_vectors(self, batch), cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
         with self._rank_zero.together(Logits(self._model, hidden.shape[0])):

@@ -86,6 +86,10 @@ def follow_equals(connection: Connection, staged: sa.Table, job_id: str) -> None
         .subquery()
     )
     lifecycle.check_step(lifecycle.REQUEST_TRANSITIONS, RequestState.QUEUED, RequestState.FOLLOWING)
+    if connection.dialect.name == "postgresql":
+        # It has no statistics of the new rows. It would take them for a few, and compare all with
+        # all.
+        connection.exec_driver_sql("SET LOCAL enable_nestloop TO off")
     connection.execute(
         sa.update(request)
         .where(
@@ -95,6 +99,8 @@ def follow_equals(connection: Connection, staged: sa.Table, job_id: str) -> None
         )
         .values(state=RequestState.FOLLOWING, leader_id=led.c.id)
     )
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("SET LOCAL enable_nestloop TO DEFAULT")
 
 
 class Followers:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nightjar.kernels.cuda.kernel import FP8, STORAGE
+from nightjar.kernels.cuda.kernel import FP8, HEAD_SIZES, STORAGE
 from nightjar.kernels.heads import CacheScales
 
 INT32_MAX = 2**31 - 1
@@ -101,6 +101,31 @@ def check_cache(
     if scales is not None:
         check("scales of keys", scales.keys, torch.uint8, keys.shape[:-1], like=like)
         check("scales of values", scales.values, torch.uint8, keys.shape[:-1], like=like)
+
+
+def check_paged(q: Tensor, keys: Tensor, values: Tensor, scales: CacheScales | None) -> None:
+    """Check query heads [T, Hq, D] and the layer of the cache [blocks, Hkv, S, D] that they read.
+
+    Raises:
+        ValueError: See check.
+    """
+    check_storage("q", q)
+    check("q", q, q.dtype, (None, None, None), strided=True)
+    rows, heads, head_size = q.shape
+    if head_size not in HEAD_SIZES:
+        raise ValueError(f"heads of {head_size} channels: there are kernels for {HEAD_SIZES}")
+    if (rows > 1 and q.stride(0) * q.element_size() % 16) or q.data_ptr() % 16:
+        raise ValueError("q: every row must begin at a multiple of 16 bytes; copy it first")
+    if q.stride(1) != head_size:
+        raise ValueError("q: the heads of a row must lie one after another; copy it first")
+    check_cache(keys, values, scales, (None, None, None, head_size), like=q)
+    kv_heads, block_size = keys.shape[1:3]
+    if heads % kv_heads:
+        raise ValueError(f"{heads} query heads cannot share {kv_heads} key heads evenly")
+    if block_size & (block_size - 1):
+        raise ValueError(f"cache blocks of {block_size} positions: take a power of two")
+    if keys.numel() // head_size > INT32_MAX:
+        raise ValueError(f"a cache of {keys.numel() // head_size} rows: at most {INT32_MAX}")
 
 
 def wide_elements(columns: int, *tensors: Tensor | None) -> int:

@@ -45,12 +45,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nightjar.kernels.cuda.checks import INT32_MAX, ceil_div, check, check_cache, check_storage
+from nightjar.kernels.cuda.checks import ceil_div, check, check_paged
 from nightjar.kernels.cuda.device import multiprocessors
-from nightjar.kernels.cuda.kernel import FP8, STORAGE, Argument, Kernel
+from nightjar.kernels.cuda.kernel import FP8, HEAD_SIZES, STORAGE, Argument, Kernel
 from nightjar.kernels.cuda.launch import launch
 from nightjar.kernels.cuda.qkv_post import (
-    HEAD_SIZES,
     check_heads,
     norm_arguments,
     rotation_arguments,
@@ -220,6 +219,15 @@ def _launch(
     return out
 
 
+def part_bytes(positions: int, batch: int, query_heads: int, head_size: int) -> int:
+    """Return at most how many bytes of partial results a launch has in memory of its own.
+
+    positions: of all block tables together, those that are not filled included.
+    """
+    parts = positions // SPLIT + batch
+    return parts * query_heads * (head_size + 2) * torch.float32.itemsize
+
+
 def specialisations() -> Iterator[Kernel]:
     """Yield every instance that the engine uses."""
     for storage in STORAGE:
@@ -253,23 +261,7 @@ _held: dict[int, list[Tensor]] = {}
 
 def _check(q: Tensor, cached: _Cached) -> None:
     """See check."""
-    keys = cached.keys
-    check_storage("q", q)
-    check("q", q, q.dtype, (None, None, None), strided=True)
-    batch, heads, head_size = q.shape
-    if head_size not in HEAD_SIZES:
-        raise ValueError(f"heads of {head_size} channels: there are kernels for {HEAD_SIZES}")
-    if (batch > 1 and q.stride(0) * q.element_size() % 16) or q.data_ptr() % 16:
-        raise ValueError("q: every row must begin at a multiple of 16 bytes; copy it first")
-    if q.stride(1) != head_size:
-        raise ValueError("q: the heads of a row must lie one after another; copy it first")
-    check_cache(keys, cached.values, cached.scales, (None, None, None, head_size), like=q)
-    kv_heads, block_size = keys.shape[1:3]
-    if heads % kv_heads:
-        raise ValueError(f"{heads} query heads cannot share {kv_heads} key heads evenly")
-    if block_size & (block_size - 1):
-        raise ValueError(f"cache blocks of {block_size} positions: take a power of two")
-    if keys.numel() // head_size > INT32_MAX:
-        raise ValueError(f"a cache of {keys.numel() // head_size} rows: at most {INT32_MAX}")
+    check_paged(q, cached.keys, cached.values, cached.scales)
+    batch = q.shape[0]
     check("block_tables", cached.block_tables, torch.int32, (batch, None), like=q)
     check("lengths", cached.lengths, torch.int32, (batch,), like=q)

@@ -13,6 +13,9 @@ from torch import Tensor
 STORAGE = (torch.float16, torch.bfloat16, torch.float32)
 """The dtypes of weights, activations and the cache, which may also be in FP8."""
 
+HEAD_SIZES = (64, 80, 96, 128)
+"""Channels of a head in the families that the engine knows."""
+
 Argument: TypeAlias = Tensor | np.generic | None
 """A pointer, a number of the size that the kernel takes, or the null pointer."""
 

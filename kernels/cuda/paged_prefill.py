@@ -16,16 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nightjar.kernels.cuda.checks import INT32_MAX, check, check_storage
-from nightjar.kernels.cuda.kernel import STORAGE, Kernel
+from nightjar.kernels.cuda.checks import check, check_paged
+from nightjar.kernels.cuda.kernel import HEAD_SIZES, STORAGE, Kernel
 from nightjar.kernels.cuda.launch import launch
-from nightjar.kernels.cuda.qkv_post import HEAD_SIZES
-from nightjar.kernels.layout import Tables
+from nightjar.kernels.layout import ChunkTensors, Tables
 from nightjar.kernels.upload import upload_together
 
 THREADS = 128
@@ -47,18 +47,17 @@ class Span:
     seen: int
 
 
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """Spans on the device, cut into tiles.
+class TileArrays(NamedTuple):
+    """Spans in the host's memory, cut into tiles.
 
     tables: int32[n, W], the blocks of each span's sequence; spans: int32[n, 3], as Span; tiles:
     int32[M, 2], a span (-1: no work) and the first of its query rows, counted over tokens and the
     query heads of a key head.
     """
 
-    tables: Tensor
-    spans: Tensor
-    tiles: Tensor
+    tables: np.ndarray
+    spans: np.ndarray
+    tiles: np.ndarray
 
     @staticmethod
     def of(
@@ -67,8 +66,7 @@ class Tiles:
         widths: Sequence[int],
         heads_per_kv: int,
         tile_rows: int,
-        device: torch.device,
-    ) -> Tiles:
+    ) -> TileArrays:
         """Cut spans into tiles of `tile_rows` query rows.
 
         widths: of each table, the blocks that the span's rows see.
@@ -84,15 +82,32 @@ class Tiles:
         sees = triples[owners, 2] + begins // heads_per_kv
         order = np.argsort(-sees, kind="stable")
         tiles = np.stack((owners, begins), axis=1)[order].astype(np.int32)
-        found = [torch.from_numpy(x) for x in (listed, triples, tiles)]
-        return Tiles(*upload_together(found, device))
+        return TileArrays(listed, triples, tiles)
+
+    def on(self, device: torch.device) -> Tiles:
+        """Return the tiles on a device, brought there by one copy."""
+        return Tiles(*upload_together([torch.from_numpy(x) for x in self], device))
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """TileArrays on the device."""
+
+    tables: Tensor
+    spans: Tensor
+    tiles: Tensor
+
+
+def most_tiles(rows: int, spans: int, heads_per_kv: int, dtype: torch.dtype) -> int:
+    """Return the most tiles of so many rows in so many spans; each span may end within a tile."""
+    return rows * heads_per_kv // TILE_ROWS[dtype] + spans
 
 
 def paged_prefill(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
-    tiles: Tiles,
+    tiles: Tiles | ChunkTensors,
     scale: float,
     *,
     causal: bool,
@@ -143,26 +158,9 @@ def specialisations() -> Iterator[Kernel]:
             yield Kernel.of("paged_prefill", "paged_prefill", storage, head_size)
 
 
-def _check(q: Tensor, keys: Tensor, values: Tensor, tiles: Tiles) -> None:
+def _check(q: Tensor, keys: Tensor, values: Tensor, tiles: Tiles | ChunkTensors) -> None:
     """See check."""
-    check_storage("q", q)
-    check("q", q, q.dtype, (None, None, None), strided=True)
-    rows, heads, head_size = q.shape
-    if head_size not in HEAD_SIZES:
-        raise ValueError(f"heads of {head_size} channels: there are kernels for {HEAD_SIZES}")
-    if (rows > 1 and q.stride(0) * q.element_size() % 16) or q.data_ptr() % 16:
-        raise ValueError("q: every row must begin at a multiple of 16 bytes; copy it first")
-    if q.stride(1) != head_size:
-        raise ValueError("q: the heads of a row must lie one after another; copy it first")
-    check("keys", keys, q.dtype, (None, None, None, head_size), like=q)
-    check("values", values, q.dtype, keys.shape, like=q)
-    kv_heads, block_size = keys.shape[1:3]
-    if heads % kv_heads:
-        raise ValueError(f"{heads} query heads cannot share {kv_heads} key heads evenly")
-    if block_size & (block_size - 1):
-        raise ValueError(f"cache blocks of {block_size} positions: take a power of two")
-    if keys.numel() // head_size > INT32_MAX:
-        raise ValueError(f"a cache of {keys.numel() // head_size} rows: at most {INT32_MAX}")
+    check_paged(q, keys, values, None)
     spans = tiles.spans.shape[0]
     check("spans", tiles.spans, torch.int32, (None, 3), like=q)
     check("tables", tiles.tables, torch.int32, (spans, None), like=q)

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from nightjar.kernels.cuda.merge import merge_attention
-from nightjar.kernels.cuda.paged_prefill import TILE_ROWS, Span, Tiles, paged_prefill
+from nightjar.kernels.cuda.paged_prefill import TILE_ROWS, Span, TileArrays, Tiles, paged_prefill
 from nightjar.kernels.cuda.varlen import Packed, varlen_attention
 from nightjar.kernels.heads import CacheScales
-from nightjar.kernels.layout import BranchLayout, ChunkLayout, Tables
+from nightjar.kernels.layout import BranchLayout, ChunkLayout, ChunkTensors, Tables
 from nightjar.kernels.reference.fp8_rows import dequantised
 from nightjar.kernels.upload import upload_together
 
@@ -40,7 +40,7 @@ def prefill_attention(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
-    layout: ChunkLayout,
+    layout: ChunkLayout | ChunkTensors,
     scale: float,
     scales: CacheScales | None = None,
     *,
@@ -49,8 +49,12 @@ def prefill_attention(
     """As reference.prefill.prefill_attention.
 
     own: the rows' own keys and values, [T, Hkv, D] each, as the cache keeps them; prompts that are
-    computed whole need no others.
+    computed whole need no others.  With a layout on the device, all are read from the cache.
     """
+    if isinstance(layout, ChunkTensors):
+        if scales is not None:
+            raise TypeError("a layout on the device serves no cache in FP8: give a ChunkLayout")
+        return paged_prefill(q, keys, values, layout, scale, causal=True)
     kept_dtype = keys.dtype if scales is None else q.dtype
     if own is not None and own[0].dtype == kept_dtype and not layout.starts.any():
         rows = layout.plan(_rows_of(q.device))
@@ -61,6 +65,15 @@ def prefill_attention(
     cache = GatheredCache(keys, values, scales, q.dtype)
     gathers = layout.plan(_chunk_gathers(q.device, keys.shape[2], cache.positions_at_once))
     return _gathered_attention(q, cache, gathers, scale, causal=True)[0]
+
+
+def prompt_tiles(layout: ChunkLayout, heads_per_kv: int, dtype: torch.dtype) -> TileArrays:
+    """Cut prompt rows into tiles for heads of a dtype, in the host's memory."""
+    found = layout.first_rows, layout.starts, layout.ends
+    bounds = zip(*(x.tolist() for x in found), strict=True)
+    spans = [Span(first, end - start, start + 1) for first, start, end in bounds]
+    widths = (-(-layout.ends // layout.block_size)).tolist()
+    return TileArrays.of(layout.tables, spans, widths, heads_per_kv, TILE_ROWS[dtype])
 
 
 def branch_attention(  # noqa: PLR0913, PLR0917 - rows, cache, layout
@@ -237,14 +250,7 @@ def _rows_of(device: torch.device) -> Callable[[ChunkLayout], Packed]:
 def _chunk_tiles(
     device: torch.device, heads_per_kv: int, dtype: torch.dtype
 ) -> Callable[[ChunkLayout], Tiles]:
-    def derive(layout: ChunkLayout) -> Tiles:
-        found = layout.first_rows, layout.starts, layout.ends
-        bounds = zip(*(x.tolist() for x in found), strict=True)
-        spans = [Span(first, end - start, start + 1) for first, start, end in bounds]
-        widths = (-(-layout.ends // layout.block_size)).tolist()
-        return Tiles.of(layout.tables, spans, widths, heads_per_kv, TILE_ROWS[dtype], device)
-
-    return derive
+    return lambda layout: prompt_tiles(layout, heads_per_kv, dtype).on(device)
 
 
 @cache
@@ -281,7 +287,8 @@ def _prefix_tiles(
             spans.append(Span(first, rows, length))
             first += rows
         widths = (-(-layout.prefix_lengths // block_size)).tolist()
-        return Tiles.of(layout.tables, spans, widths, heads_per_kv, TILE_ROWS[dtype], device)
+        cut = TileArrays.of(layout.tables, spans, widths, heads_per_kv, TILE_ROWS[dtype])
+        return cut.on(device)
 
     return derive
 

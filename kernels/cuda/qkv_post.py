@@ -18,12 +18,9 @@ import torch
 from torch import Tensor
 
 from nightjar.kernels.cuda.checks import INT32_MAX, ceil_div, check, check_cache, check_storage
-from nightjar.kernels.cuda.kernel import FP8, STORAGE, Argument, Kernel
+from nightjar.kernels.cuda.kernel import FP8, HEAD_SIZES, STORAGE, Argument, Kernel
 from nightjar.kernels.cuda.launch import launch
 from nightjar.kernels.heads import CacheScales, CacheWrite, HeadNorms, Rotation
-
-HEAD_SIZES = (64, 80, 96, 128)
-"""Channels of a head in the families that the engine knows."""
 
 HEADS_PER_BLOCK = 4
 """Heads of a block, a warp each: 128 threads; a row of decode with 48 heads is 12 blocks."""

@@ -17,6 +17,7 @@ from nightjar.kernels.heads import CacheScales, CacheWrite, HeadNorms, Rotation
 from nightjar.kernels.layout import (
     BranchLayout,
     ChunkLayout,
+    ChunkTensors,
     PagedLayout,
     PagedTensors,
     StepRows,
@@ -90,6 +91,8 @@ def attending_rows(
     q, result = qkv.data_ptr(), out.data_ptr()
     prompts = running = documents = None
     if rows.prefill is not None:
+        if not isinstance(rows.prefill, ChunkLayout):
+            raise TypeError("a layout on a device: give a ChunkLayout")
         tiles = _prompt_tiles(rows.prefill, rows.wanted)
         prompts = Prompts(q, width, heads, result, *tiles.addresses)
         prompts.tiles_held = tiles
@@ -113,12 +116,12 @@ def prefill_attention(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
-    layout: ChunkLayout,
+    layout: ChunkLayout | ChunkTensors,
     scale: float,
     scales: CacheScales | None = None,
 ) -> Tensor:
     """As reference.prefill.prefill_attention."""
-    if not serves(q, keys):
+    if isinstance(layout, ChunkTensors) or not serves(q, keys):
         return prefill_reference.prefill_attention(q, keys, values, layout, scale, scales)
     q, out = by_row(q), q.new_empty(q.shape)
     tiles = layout.plan(ChunkTiles.of)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from nightjar.kernels.heads import CacheScales
-from nightjar.kernels.layout import ChunkLayout
+from nightjar.kernels.layout import ChunkLayout, ChunkTensors
 from nightjar.kernels.reference.paged_cache import cached_blocks, with_scales
 from nightjar.kernels.reference.plans import TileGroup, TilePlan
 
@@ -15,7 +15,7 @@ def prefill_attention(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
-    layout: ChunkLayout,
+    layout: ChunkLayout | ChunkTensors,
     scale: float,
     scales: CacheScales | None = None,
 ) -> Tensor:
@@ -25,6 +25,8 @@ def prefill_attention(
     rows' own keys and values; scale multiplies the scores; scales: of a cache in FP8.
     Returns [T, H, D] in q's dtype.
     """
+    if isinstance(layout, ChunkTensors):
+        raise TypeError("a layout on the device serves the CUDA kernels only: give a ChunkLayout")
     _, n_heads, head_size = q.shape
     kv_heads, block_size = keys.shape[1:3]
     heads_per_kv = n_heads // kv_heads

@@ -103,7 +103,7 @@ class EngineSettings(BaseSettings):
         "windows off",
     )
     cuda_graphs: Annotated[bool, SWITCH] = Field(
-        ComputeConfig.cuda_graphs, description="launch decode steps on a GPU as CUDA graphs"
+        ComputeConfig.cuda_graphs, description="launch steps on a GPU as CUDA graphs"
     )
     cuda_prefetch: Annotated[bool, SWITCH] = Field(
         ComputeConfig.cuda_prefetch,

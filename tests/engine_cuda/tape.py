@@ -48,6 +48,11 @@ class Tapes:
         self._backend = backend
         self.tapes: list[Tape] = []
 
+    @property
+    def of_windows(self) -> list[Tape]:
+        """The tapes of decode steps in windows; the others are of steps that the host packs."""
+        return [tape for tape in self.tapes if "step_update" in tape.launches]
+
     def __call__(self, step: Step) -> Step:
         """Record the step, as CudaGraphs does: warm it up, then run it once under observation."""
         for _ in range(WARM_UPS - 1):  # on a GPU the recording itself computes nothing

@@ -8,22 +8,20 @@ import torch
 
 from nightjar import kernels
 from nightjar.gpu_worker.engine import Engine, EngineConfig
-from nightjar.gpu_worker.models import load_model
-from nightjar.kernels import layout, upload_together
-from nightjar.kernels.cuda import launch, paged_prefill
+from nightjar.gpu_worker.models import load_model, padded_steps
+from nightjar.kernels.cuda import launch
 from nightjar.kernels.cuda.linear import TILE
 from tests.engine_cuda.requests import CACHE, prompt
-from tests.engine_cuda.tape import Tape, Tapes
+from tests.engine_cuda.tape import Tapes
 from tests.engines import assert_nothing_held, drain, generate, run
 from tests.kernels_cuda.devices import run_on_host
 
 
 def engine_on_tapes(model, texts, **config):
-    """An engine whose windows are played back, and their tapes."""
+    """An engine whose steps are played back, and their tapes."""
     engine = Engine(model, texts, EngineConfig(**(CACHE | config)))
-    tapes = Tapes(run_on_host)
-    engine.windows.steps.record = tapes
-    return engine, tapes.tapes
+    engine.windows.steps.record = tapes = Tapes(run_on_host)
+    return engine, tapes
 
 
 BATCHES = ((0, 6), (10, 9), (20, 6), (30, 9))
@@ -65,8 +63,8 @@ def test_steps_played_back_write_what_fresh_ones_write(device, name, precision, 
         asked = batch(first, count)
         assert drain(engine, *asked) == run(model, texts, asked, window_steps=3, **CACHE)
     assert engine.windows is not None  # else recording has failed
-    assert len(tapes) == 2
-    assert all(tape.replays > 4 for tape in tapes)
+    assert len(tapes.of_windows) == 2
+    assert all(tape.replays > 4 for tape in tapes.of_windows)
     assert_nothing_held(engine)
 
 
@@ -78,7 +76,7 @@ def test_the_launches_of_a_step_are_counted(device, gpt, texts, count):
     embedding, the last norm, the head, and 7 of choosing a token."""
     engine, tapes = engine_on_tapes(load_model(gpt, "fp16", device), texts)
     drain(engine, *(generate(i, prompt(9, i), max_tokens=4) for i in range(count)))
-    (tape,) = tapes
+    (tape,) = tapes.of_windows
     launched, layers, few = Counter(tape.launches), gpt.config.n_layers, count <= 8
     # Where a GPU multiplies FP16 into FP32, the CPU first casts rows and weight.
     stand_ins = 2 * launched["aten::matmul"]
@@ -98,44 +96,32 @@ def test_the_launches_and_copies_of_a_step_with_prompts_are_counted(
 ):
     """Prompts with a cached beginning beside running texts. A layer is 15 launches: 12, as of more
     than 8 running texts, and for prompts one for their heads, one for their attention and one that
-    puts the results together. Around the layers are the embedding, the last norm, and two
-    selections of the wanted rows. Three copies bring the step to the device: its rows, the tiles
-    of its prompts, and the tables of its running texts. A forward pass whose layouts are there
-    makes the host wait for nothing, so that it can be recorded."""
-    model, tapes, copies = load_model(gpt, "fp16", device), [], []
-    forward = model.forward
-
-    def watched(batch, cache):
-        if batch.prefill is None or batch.decode is None:
-            return forward(batch, cache)
-        forward(batch, cache)  # layouts derive what a layer reads of them
-        tapes.append(tape := Tape(run_on_host))
-        with tape, launch.using(tape.launch):
-            return forward(batch, cache)
-
-    def counted(tensors, device):
-        copies.append(len(tensors))
-        return upload_together(tensors, device)
-
-    monkeypatch.setattr(model, "forward", watched)
-    engine = Engine(model, texts, EngineConfig(window_steps=1, **CACHE))
+    puts the results together. Around the layers are the embedding, the last norm, two selections of
+    the wanted rows, and a copy of the result. A graph launches all of them at once. One copy brings
+    the step to the device."""
+    model, copies = load_model(gpt, "fp16", device), []
+    engine, tapes = engine_on_tapes(model, texts, window_steps=1)
+    monkeypatch.setattr(padded_steps, "RECORDED_AT", 1)
     drain(engine, generate(0, prompt(40), max_tokens=2))
-    drain(engine, generate(1, prompt(9, 1), max_tokens=2))
     for request in range(2, 12):
         engine.submit(generate(request, prompt(9, request), max_tokens=40))
     engine.step()
-    for module in (kernels, layout, paged_prefill):
-        monkeypatch.setattr(module, "upload_together", counted)
+
+    def counted(*given, plain=kernels.put):
+        copies.append(given)
+        plain(*given)
+
+    monkeypatch.setattr(kernels, "put", counted)
     engine.submit(generate(20, prompt(40), max_tokens=2))
     engine.submit(generate(21, prompt(45), max_tokens=2))
     engine.step()
-    (tape,) = tapes
+    tape = tapes.tapes[-1]
     launched, layers = Counter(tape.launches), gpt.config.n_layers
     assert launched["paged_prefill"] == launched["decode_attention"] == layers
     assert launched["qkv_post"] == launched["aten::cat"] == layers
     # Where a GPU multiplies FP16 into FP32, the CPU first casts rows and weight.
-    assert len(tape.launches) - 2 * launched["aten::matmul"] == 15 * layers + 4
-    assert sorted(copies) == [2, 3, 6]  # tensors of each copy
+    assert len(tape.launches) - 2 * launched["aten::matmul"] == 15 * layers + 5
+    assert tape.replays == len(copies) == 1
 
 
 @pytest.mark.parametrize("device", ["host"], indirect=True)

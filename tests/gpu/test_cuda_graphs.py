@@ -1,11 +1,11 @@
-"""Recorded decode steps compute what launched ones do, to the last bit."""
+"""Recorded steps compute what launched ones do, to the last bit."""
 
 import logging
 
 import pytest
 
 from nightjar.gpu_worker.engine import GenerateRequest, SamplingParams
-from nightjar.gpu_worker.models import load_model
+from nightjar.gpu_worker.models import load_model, padded_steps
 from tests.engines import run
 from tests.models import SENTENCES
 
@@ -89,4 +89,21 @@ def test_graphs_and_windows_change_no_bit(llama, precision, asking, change, capl
         launched = run(model, tokenizer.token_bytes, asked, **change)
     assert recorded == launched
     assert len(recorded) == len(asked)
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_recorded_prompts_change_no_bit(llama, precision, monkeypatch, caplog):
+    """Whole prompts and their later parts, beside running texts; each shape at its first use."""
+    monkeypatch.setattr(padded_steps, "RECORDED_AT", 1)
+    model, tokenizer = load_model(llama, precision, "cuda"), llama.tokenizer()
+    asked = requests(tokenizer)
+    found = []
+    with caplog.at_level(logging.WARNING):
+        for graphs in (True, False):
+            given = {"max_step_tokens": 40, "window_steps": 2, "cuda_graphs": graphs}
+            found.append(run(model, tokenizer.token_bytes, asked, **given))
+    assert found[0] == found[1]
+    assert len(found[0]) == len(asked)
     assert [record.getMessage() for record in caplog.records] == []

@@ -90,7 +90,8 @@ def test_memory_is_flat_over_a_thousand_requests(llama, llama_model, engine_devi
         assert_nothing_held(engine)
         del results, others
         levels.append(held_bytes(engine_device))
-        shapes.append(0 if engine.windows is None else engine.windows.steps.shapes_held)
+        steps = None if engine.windows is None else engine.windows.steps
+        shapes.append(0 if steps is None else (steps.shapes_held, steps.padded.recordings_held))
     # The first two rounds load kernels, capture graphs and fill caches.
     tensors, process = zip(*levels[2:], strict=True)
     assert len(tensors) * ROUND == 1000

@@ -11,9 +11,22 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 
-from nightjar.jobs.records import ClaimedMicroBatch, MicroBatchRef
+from nightjar.jobs.lines.parsing import validate_body
+from nightjar.jobs.purge_records import PurgeScope
+from nightjar.jobs.records import (
+    ClaimedMicroBatch,
+    EncodedRequest,
+    MicroBatchRef,
+    NewJob,
+    NewMicroBatch,
+    NewRequest,
+    NewResult,
+    RejectedRow,
+)
+from nightjar.jobs.states import RequestKind
 from nightjar.jobs.store import Store
 from nightjar.jobs.store.depths import MOST_READY
+from nightjar.jobs.store.submission import new_parted_job_id
 from nightjar.jobs.workers import ComputeSeconds
 from nightjar.pipeline.queue.sweeper import Sweeper
 from tests.bulk_jobs import finished_job, old_jobs, running_job
@@ -26,6 +39,7 @@ from tests.query_costs import Cost, costs
 MOST_ROWS = 200
 MOST_PAGES = 400
 KEPT_DAYS = 10
+LARGE = 3_000
 BACKLOG = (
     "DELETE FROM landing WHERE job_id = :job",
     "DELETE FROM result WHERE job_id = :job",
@@ -144,6 +158,57 @@ def test_a_worker_reads_its_own_leases_alone(by_indexes: Store) -> None:
         assert len(by_indexes.leases.held_by("worker-7")) == 3
         assert by_indexes.leases.give_back_all("worker-8") == 3
     assert [one.rows for one in found if "owner =" in one.statement] == [3, 3]
+
+
+def large_job(store: Store) -> str:
+    """The first job of its day: PostgreSQL has no statistics of its rows' partition.
+
+    A third of the rows repeats a request, a third a custom_id, and the others are rejected.
+    """
+    equal, odd = (
+        validate_body(RequestKind.GENERATE, {"prompt": text, "max_tokens": 4, "temperature": 0})
+        for text in ("a", "b")
+    )
+    thirds = range(0, LARGE, 3)
+    with store.jobs.submit(NewJob("tiny", id=new_parted_job_id(5 * 86_400))) as submission:
+        for n in thirds:
+            submission.add(
+                [
+                    NewRequest(n, n + 1, f"row-{n}", RequestKind.GENERATE, equal),
+                    NewRequest(n + 1, n + 2, f"row-{n}", RequestKind.GENERATE, odd),
+                    RejectedRow(n + 2, n + 3, f"row-{n + 2}", "invalid_json", "no JSON"),
+                ]
+            )
+    return submission.job_id
+
+
+def test_a_large_job_is_first_of_its_day(postgres_tables: str) -> None:
+    """No statement compares all rows of a job with all."""
+    with closing(Store(postgres_tables)) as store, costs(store) as found:
+        job_id = large_job(store)
+        queued = store.backlog.queued_requests(job_id, LARGE)
+        ids = [request.id for request in queued]
+        (ref,) = store.planning.save_plan(
+            job_id,
+            [EncodedRequest(id_, [[1]]) for id_ in ids],
+            [NewMicroBatch(RequestKind.GENERATE, 32, ids, len(ids))],
+        )
+        claimed = claim(store, ref)
+        failures = [
+            NewResult.failure(one.id, "overloaded", "no memory", status=503)
+            for one in claimed.requests
+        ]
+        store.leases.finish(ref.id, ref.epoch, "worker", failures)
+        store.orphans.land()
+        assert store.retries.retry(job_id) == LARGE // 3
+        store.stopping.cancel(job_id)
+        store.stopping.finish()
+        store.orphans.land()
+        assert len(list(store.results.iterate_raw(job_id))) == LARGE
+        store.shares.settle()
+        store.retention.sweep(PurgeScope(job_id=job_id))
+    assert len(found) > 50
+    assert [one for one in found if one.rows > 40 * LARGE] == []
 
 
 @pytest.mark.slow

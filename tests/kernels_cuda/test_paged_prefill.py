@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nightjar import kernels
-from nightjar.kernels.cuda.paged_prefill import TILE_ROWS, Span, Tiles, paged_prefill
+from nightjar.kernels.cuda.paged_prefill import TILE_ROWS, Span, TileArrays, Tiles, paged_prefill
 from nightjar.kernels.layout import Tables
 from tests.kernels_cuda.devices import assert_near, poisoned, random, storages
 
@@ -53,7 +53,7 @@ class Prompts:
         widths = [len(table) for table in self.tables[chosen]]
         shared, rows = self.heads // self.kv_heads, TILE_ROWS[self.q.dtype]
         tables = Tables.build(self.tables[chosen])
-        return Tiles.of(tables, spans, widths, shared, rows, torch.device(device))
+        return TileArrays.of(tables, spans, widths, shared, rows).on(torch.device(device))
 
     def run(self, device, lse=None, tiles=None):
         tiles = tiles or self.tiles(device)
@@ -165,7 +165,7 @@ def test_tiles_of_no_work_write_nothing(device):
 def test_tiles_that_see_most_come_first():
     spans = [Span(0, 40, 1), Span(40, 1, 500), Span(41, 70, 31)]
     tables = Tables.build([list(range(16))] * 3)
-    tiles = Tiles.of(tables, spans, [2, 16, 4], 2, 64, torch.device("cpu"))
+    tiles = TileArrays.of(tables, spans, [2, 16, 4], 2, 64)
     assert tiles.tiles.tolist() == [[1, 0], [2, 128], [2, 64], [0, 64], [2, 0], [0, 0]]
     assert tiles.spans.tolist() == [[0, 40, 1], [40, 1, 500], [41, 70, 31]]
     assert tiles.tables.shape == (3, 16)

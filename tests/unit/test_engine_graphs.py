@@ -4,14 +4,19 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from nightjar.gpu_worker.models import graphs
 from nightjar.gpu_worker.models.graphs import WARM_UPS, CudaGraphs
 
 
 class Stream:
+    def __init__(self):
+        self.waited_for = []
+
     def wait_stream(self, other):
         assert other is not self
+        self.waited_for.append(other)
 
 
 class Cuda:
@@ -23,6 +28,7 @@ class Cuda:
         self.main = self.now = Stream()
         self.recording = False
         self.ends = ends
+        self.pools = []
 
     def current_stream(self):
         return self.now
@@ -41,6 +47,7 @@ class Cuda:
     @contextmanager
     def graph(self, graph, *, pool, stream, capture_error_mode):
         assert capture_error_mode == "thread_local"  # a rank's other threads query events
+        self.pools.append(pool)
         before, self.now, self.recording = self.now, stream, True
         try:
             yield
@@ -70,3 +77,25 @@ def test_where_a_recording_fails_the_stream_is_what_it_was(monkeypatch):
     with pytest.raises(RuntimeError, match="during capture"):
         CudaGraphs()(lambda: None)
     assert cuda.now is cuda.main
+    assert len(cuda.main.waited_for) == 1  # what was run before the recording
+
+
+@pytest.mark.parametrize("free", [1001, 1000])
+def test_the_memory_of_the_largest_step_is_taken_before_the_first_recording(monkeypatch, free):
+    """Every recording has its part of it. Where it is not there, recordings take what they need."""
+    cuda, taken = Cuda(lambda: None), []
+
+    def empty(size, **_):
+        assert cuda.recording
+        taken.append(size)
+        return torch.empty(size, dtype=torch.uint8)
+
+    stand_in = SimpleNamespace(cuda=cuda, empty=empty, uint8=torch.uint8)
+    monkeypatch.setattr(graphs, "torch", stand_in)
+    monkeypatch.setattr(graphs, "free_bytes", lambda _: free)
+    record = CudaGraphs(1000)
+    for _ in range(3):
+        record(lambda: None)
+    assert taken == ([1000] if free > 1000 else [])
+    assert cuda.pools == [None, *["pool"] * (len(cuda.pools) - 1)]
+    assert len(cuda.pools) == 3 + len(taken)

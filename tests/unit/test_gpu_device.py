@@ -128,7 +128,10 @@ def test_the_cache_takes_a_share_of_what_is_free(monkeypatch):
     config = ComputeConfig(Path())
     assert kv_cache_bytes(config, "cuda:0") == 850
     assert kv_cache_bytes(config, "cuda:0", (2000, 600, 700)) == 510  # of the fullest GPU
-    assert kv_cache_bytes(replace(config, kv_cache_bytes=5), "cuda:0") == 5
+    assert kv_cache_bytes(config, "cuda:0", (2000, 600), 200) == 340  # beside recorded steps
+    with pytest.raises(ValueError, match="recorded steps take 600: set NIGHTJAR_CUDA_GRAPHS=false"):
+        kv_cache_bytes(config, "cuda:0", (2000, 600), 600)
+    assert kv_cache_bytes(replace(config, kv_cache_bytes=5), "cuda:0", (), 2000) == 5
     assert kv_cache_bytes(config, "cpu") is None
 
 

@@ -12,7 +12,7 @@ import torch
 
 from nightjar.checkpoints import ModelDirectory, ShardError
 from nightjar.gpu_worker.engine import Engine, EngineConfig
-from nightjar.gpu_worker.models import load_model, shard
+from nightjar.gpu_worker.models import load_model, padded_steps, shard
 from nightjar.gpu_worker.models.decode_steps import DecodeSteps
 from nightjar.gpu_worker.models.shard import AgreedRecorder
 from nightjar.gpu_worker.models.split import Part
@@ -160,19 +160,23 @@ def test_recorded_steps_of_ranks_write_what_one_rank_writes(gpt, texts, monkeypa
 
     monkeypatch.setattr(DecodeSteps, "__init__", on_tapes)
     monkeypatch.setattr("tests.shards.ThreadCollective", TapedCollective)
+    monkeypatch.setattr(padded_steps, "RECORDED_AT", 1)
     with engine_over(gpt, window_steps=3) as engine:
         found = drain(engine, *requests())
         again = drain(engine, *requests())
     monkeypatch.undo()
     assert tokens(found) == tokens(run(load_model(gpt, "fp32"), texts, requests(), **CACHE))
     assert again == found
-    tapes = [tape for recorder in recorders for tape in recorder.tapes]
-    assert len(tapes) == 2
-    assert tapes[0].replays == tapes[1].replays > 8
-    layers = gpt.config.n_layers
-    for tape in tapes:
+    windows = [tape for recorder in recorders for tape in recorder.of_windows]
+    assert len(windows) == 2
+    assert windows[0].replays == windows[1].replays > 8
+    first, second = (recorder.tapes for recorder in recorders)
+    assert [tape.replays for tape in first] == [tape.replays for tape in second]
+    assert len(first) > 1  # prompts too
+    for tape in [*first, *second]:
         exchanged = Counter(name for name in tape.launches if name.startswith("exchange"))
-        assert exchanged == {"exchange sum": 2 * layers, "exchange gather": 1}
+        gathered = {"exchange gather": 1} if tape in windows else {}
+        assert exchanged == {"exchange sum": 2 * gpt.config.n_layers} | gathered
 
 
 class TapedCollective(ThreadCollective):
@@ -231,7 +235,7 @@ def test_a_step_is_recorded_on_all_ranks_or_on_none(gpt, broken, monkeypatch, ca
     with engine_over(gpt) as engine:
         assert drain(engine, *requests()) == found
     assert set(recorded) == (set() if broken else {0, 1})
-    said = [line for line in caplog.messages if "cannot record a decode step" in line]
+    said = [line for line in caplog.messages if "cannot record a step" in line]
     assert len(said) == len(broken)
 
 
@@ -242,7 +246,7 @@ def test_only_exchanges_that_a_graph_can_hold_are_recorded(gpt, recordable):
     collective = ThreadCollective(Meeting(1), 0)
     collective.is_recordable = recordable
     model = shard.ShardDecoder(load_model(gpt, "fp32", part=part), part, collective)
-    recorder = model.recorder()
+    recorder = model.recorder(0)
     assert isinstance(recorder, AgreedRecorder) == recordable
 
     def step():
