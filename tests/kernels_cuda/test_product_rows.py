@@ -53,13 +53,20 @@ def product(x, exact):
     return y if bias is None else y + bias
 
 
-def close(got, wanted, ulps=1.0):
+FP8_SUMS = {"cpu": 2e-6, "cuda": 2.0**-10}
+"""What tensor cores of FP8 lose of a sum, beside the largest of its row.
+
+A Hopper keeps about 14 bits (arXiv 2412.19437, section 3.3.2).
+"""
+
+
+def close(got, wanted, ulps=1.0, slack=2e-6):
     """Sums of hundreds of products in FP32 in some order, beside the largest of their row."""
     if got.numel():
         sizes = wanted.abs().amax(-1, keepdim=True)
         relative = ulps * EPSILON[got.dtype]
         scaled = (got.double().cpu() / sizes, wanted / sizes)
-        torch.testing.assert_close(*scaled, rtol=relative, atol=2e-6, equal_nan=True)
+        torch.testing.assert_close(*scaled, rtol=relative, atol=slack, equal_nan=True)
 
 
 def some_rows(inputs):
@@ -138,10 +145,11 @@ def test_every_number_of_rows(device, rows):
     close(cuda.linear.linear(x.to(device), given), product(x, exact))
 
 
-@pytest.mark.parametrize("channels", [1, 7, 8, 9, 15, 16, 17, 250])
+@pytest.mark.parametrize("channels", [1, 7, 8, 9, 15, 16, 17, 250, 16 * 272 - 3])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_every_channel_is_written_once_with_its_own_scale(device, channels, gated, bias):
+    """Up to more tiles than the blocks that an H200 is given, 264."""
     x, (given, exact) = random((5, 80), ROUNDED), factor(device, channels, 80, bias=bias)
     gate, exact_gate = factor(device, channels, 80, seed=5, bias=bias) if gated else (None, None)
     got = cuda.linear.linear(x.to(device), given, "silu", gate, wide=True)
@@ -239,11 +247,12 @@ def test_few_rows_and_many_multiply_the_same_numbers(device, rows, channels, inp
     packed = pack_linear(weight.to(device), bias.to(device), "fp8")
     exact = kept(x) @ kept(weight).T + bias.double()
     exact = EXACT[kind](exact) if kind else exact
+    slack = 2e-6 if rows <= MAX_ROWS and inputs % 16 == 0 else FP8_SUMS[device]
     for dtype in (None, torch.float32):
         got = packed.linear(x.to(device), kind, dtype)
         assert got.dtype == (dtype or ROUNDED)
         assert got.is_contiguous()
-        close(got, exact, ulps=2 if dtype is None else 40)
+        close(got, exact, ulps=2 if dtype is None else 40, slack=slack)
     stream = torch.ones(rows, channels, device=device)
     assert packed.linear_onto(stream, x.to(device)) == (rows <= MAX_ROWS and inputs % 16 == 0)
 
@@ -267,10 +276,10 @@ def test_a_norm_before_few_rows_and_many(device, rows, gated, delta):
         assert torch.equal(found, plain)
     wanted = [kept(x) @ kept(weight.cpu()).T for weight, _ in parts]
     silu = EXACT["silu"]
-    # A normalised number of few rows may be rounded to another side: a step of FP8 is 2 ** -3.
-    close(got, silu(wanted[0]) * wanted[1] if gated else silu(wanted[1]), ulps=4)
+    slack = 2e-6 if rows <= MAX_ROWS else FP8_SUMS[device]
+    close(got, silu(wanted[0]) * wanted[1] if gated else silu(wanted[1]), ulps=4, slack=slack)
     for rounded, exact in zip(packed.unactivated(x), wanted if gated else wanted[1:], strict=True):
-        close(rounded, exact)
+        close(rounded, exact, slack=slack)
 
 
 def test_what_it_serves(monkeypatch):
