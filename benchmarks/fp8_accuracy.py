@@ -1,9 +1,10 @@
-"""What keys and values in FP8 cost in accuracy, emulated on a CPU: beside those of fp32.
+"""What products, keys and values in FP8 cost in accuracy, emulated on a CPU: beside fp32.
 
-The demo model answers and ranks rows kept out of its training, in three precisions, with a whole
-cache and with one in FP8.  What the cache keeps is the same, bit for bit, as what a GPU would keep
-of the same keys and values.  Texts are also passed through the model at once, each row with the
-cached keys before it: their loss, and the divergence of the distributions from those of fp32.
+The demo model answers and ranks rows kept out of its training, in four precisions, with a whole
+cache and with one in FP8.  Rows, weights, keys and values get the same codes and scales, bit for
+bit, as a GPU would give the same numbers.  Texts are also passed through the model at once, each
+row with the cached keys before it: their loss, and the divergence of the distributions from those
+of fp32.
 """
 
 import json
@@ -22,7 +23,7 @@ from nightjar.gpu_worker.engine import EngineConfig
 from nightjar.gpu_worker.models import Decoder, load_model
 from nightjar.gpu_worker.verify.plain_forward import BLOCK_SIZE, batch_of_text
 
-PRECISIONS = ("fp32", "bf16", "fp16")
+PRECISIONS = ("fp32", "bf16", "fp16", "fp8")
 READ = 400
 """Texts for the loss: half of them chats, half reviews."""
 

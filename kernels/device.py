@@ -21,6 +21,7 @@ __all__ = [
     "DeviceError",
     "Switches",
     "choose",
+    "fp8_missing",
     "free_bytes",
     "identity",
     "require_working",
@@ -31,6 +32,10 @@ __all__ = [
 
 OLDEST = (8, 0)
 """Least compute capability: it has bfloat16, and kernel_budget.py checks it."""
+
+
+OLDEST_FP8 = (8, 9)
+"""Least compute capability whose tensor cores multiply numbers in FP8."""
 
 
 class DeviceError(Exception):
@@ -93,6 +98,14 @@ def require_working(device: torch.device) -> None:
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def fp8_missing(name: str) -> str | None:
+    """Return why a GPU cannot multiply numbers in FP8; None where it can."""
+    major, minor = torch.cuda.get_device_capability(name)
+    if (major, minor) >= OLDEST_FP8:
+        return None
+    return f"it has compute capability {major}.{minor}, and products in FP8 need 8.9 or later"
 
 
 def free_bytes(name: str) -> int:

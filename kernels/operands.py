@@ -16,10 +16,11 @@ from torch import Tensor
 from nightjar.kernels.low_rank import Added
 from nightjar.kernels.operand import Operand
 
-WeightPrecision = Literal["float", "bfloat16", "int8"]
+WeightPrecision = Literal["float", "bfloat16", "int8", "fp8"]
 """How products are computed.
 
 "float": in the weight's dtype.  "bfloat16": of rounded numbers, sums in FP32.  "int8": in bytes.
+"fp8": of numbers of 8 bits, with a scale for each channel and row, sums in FP32.
 """
 
 Parts: TypeAlias = tuple[Tensor, Tensor | None]

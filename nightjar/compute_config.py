@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-Dtype = Literal["auto", "fp64", "fp32", "bf16", "fp16", "int8"]
+Dtype = Literal["auto", "fp64", "fp32", "bf16", "fp16", "int8", "fp8"]
 KVCacheDtype = Literal["auto", "fp8"]
 """Of keys and values; "auto": that of the model's precision."""
 EngineKind = Literal["model", "fake"]

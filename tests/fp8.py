@@ -1,4 +1,4 @@
-"""FP8 (e4m3) with a power of two as each row's scale, by its definition in float64; and caches."""
+"""FP8 (e4m3) by its definition: rows of a cache, with powers of two as scales, and of products."""
 
 import math
 
@@ -67,3 +67,22 @@ def kept(x):
     rows = x.double().reshape(-1, x.shape[-1]).numpy()
     found = [numbers(*quantised(row)) for row in rows]
     return torch.stack(found).view(x.shape)
+
+
+def product_row(row):
+    """Codes and scale of one row of a product, float32 numbers: its largest / 448."""
+    row = np.asarray(row, dtype=np.float32)
+    largest = np.abs(row).max()
+    if not np.isfinite(row).all():
+        return np.zeros(row.shape, dtype=int), np.float32(math.nan)
+    largest = max(largest, np.float32(1e-30))
+    inverse = np.float32(LARGEST) / largest
+    codes = np.array([_nearest(float(x * inverse)) for x in row])
+    return codes, largest / np.float32(LARGEST)
+
+
+def product_numbers(x):
+    """What FP8 leaves of the rows [T, K] of a product, in float64; by the definition."""
+    found = [product_row(row.float().numpy()) for row in x]
+    kept = [NUMBERS[codes] * float(scale) for codes, scale in found]
+    return torch.from_numpy(np.array(kept)).view(x.shape)

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from nightjar.kernels import CacheScales, cuda
+from nightjar.kernels import CacheScales, LinearWeight, cuda, pack_linear
 from nightjar.kernels.cuda import launch
 
 from .lab import BLOCK_SIZE, Lab, Points, Timing, found
@@ -92,6 +92,45 @@ def memory_bandwidth(lab: Lab) -> float:
     A step hardly writes, so what writing costs must not lower its floor.
     """
     return max(copy_bandwidth(lab), read_bandwidth(lab))
+
+
+def few_rows(*, fp8: bool) -> Callable[[Lab], Points]:
+    """Products of 1 and of 8 rows with the widest weight of a layer, from a layer to the next.
+
+    The points are shares of a copy's bandwidth: the bytes are those of the weights.
+    """
+    names = {rows: f"product_share_{'fp8_' if fp8 else ''}{rows}" for rows in (1, 8)}
+
+    def measure(lab: Lab) -> Points:
+        config, half = lab.scale.config(), torch.bfloat16 if fp8 else lab.half
+        shape, details = (config.intermediate_size, config.hidden_size), {}
+        with backend(lab):
+            weights = [packed(lab, shape, half, fp8=fp8) for _ in range(config.n_layers)]
+            read = config.n_layers * shape[0] * shape[1] * (1 if fp8 else half.itemsize)
+            for rows, name in names.items():
+                x = torch.randn(rows, shape[1], device=lab.device).to(half)
+                timing = lab.device_s(lambda x=x: [w.linear(x, None, None) for w in weights])  # type: ignore[misc]
+                share = read / timing.median / copy_bandwidth(lab)
+                details[name] = timing.figures() | {"bytes": read, "share": share}
+        return found(details, **{name: one["share"] for name, one in details.items()})
+
+    return measure
+
+
+def many_rows_in_fp8(lab: Lab) -> Points:
+    """A product of square matrices in FP8, beside that of 16 bits: its rows are rounded first."""
+    size = lab.scale.matmul
+    with backend(lab):
+        weight = packed(lab, (size, size), torch.bfloat16, fp8=True)
+        x = torch.randn(size, size, device=lab.device).to(torch.bfloat16)
+        timing = lab.device_s(lambda: weight.linear(x, None, None))
+    return found({"product": timing}, product_fp8_tflop_s=2 * size**3 / timing.median / 1e12)
+
+
+def packed(lab: Lab, shape: tuple[int, int], dtype: torch.dtype, *, fp8: bool) -> LinearWeight:
+    """A random weight without a bias."""
+    weight = torch.randn(shape, device=lab.device).to(dtype)
+    return pack_linear(weight, None, "fp8" if fp8 else "float")
 
 
 def decode_attention(group: int, *, fp8: bool = False) -> Callable[[Lab], Points]:

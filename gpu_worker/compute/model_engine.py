@@ -45,8 +45,8 @@ def open_engine(
     """Build the engine that a start-up message asks for; return it with its precision.
 
     Raises:
-        CannotComputeError: The device cannot be used, the kernels cannot be compiled, or the cache
-            does not fit into memory.
+        CannotComputeError: The device cannot be used or does not compute in FP8, the kernels cannot
+            be compiled, or the cache does not fit into memory.
         CheckpointError, ValueError: See `build_engine`.
     """
     config = start.config
@@ -64,6 +64,11 @@ def open_engine(
     if dtype == "auto":
         # Both 16-bit formats are equally fast on a GPU; bf16 has the range of FP32.
         dtype = chosen_dtype() if device == "cpu" else "bf16"
+    if dtype == "fp8" and device == "cpu":
+        raise CannotComputeError(
+            "products in FP8 need a GPU of compute capability 8.9 or later, and this worker "
+            "computes on a CPU: use int8, whose weights are as small"
+        )
     if device == "cpu" and config.kv_cache_bytes is not None:
         _require_memory(config.kv_cache_bytes * member.ranks)
     if config.kv_cache_dtype == "fp8" and device == "cpu":

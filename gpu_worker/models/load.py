@@ -41,8 +41,9 @@ def load_model(
 
     dtype: "fp64", "fp32", "bf16" or "fp16", the storage of weights, activations and cache.  "int8"
     multiplies in bytes (see kernels.pack_linear), caches in FP16 and keeps the rest in FP32.
-    "bf16" does the same in bfloat16 on a CPU with instructions for its products.  A GPU computes
-    in fp32, bf16 and fp16.
+    "bf16" does the same in bfloat16 on a CPU with instructions for its products.  "fp8" multiplies
+    numbers of 8 bits and keeps the rest, the LM head too, in bf16; a CPU emulates it, slowly.  A
+    GPU computes in fp32, bf16, fp16 and fp8.
     part: what a ShardDecoder loads; nothing else is read.
     plan: what stays in FP32; by default the model's own plan.
 
@@ -125,7 +126,8 @@ class _Loader:
             head_table = tokens[part.tokens]
         else:
             head_table = self._tensor(f"{names.head}.weight", part.tokens, keep=self._keep)
-        head = self._precision.pack(head_table, None, WIDE_RESULTS)
+        whole = self._precision.whole_head
+        head = self._precision.pack(head_table, None, WIDE_RESULTS, exact=whole)
         found = kernels.tied_table(tokens, head) if one_copy else tokens
         if one_copy and found is tokens and not self._keep:
             found = tokens.clone()

@@ -25,11 +25,15 @@ from nightjar.kernels import (
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """dtype: of activations and tables; cache: of keys and values; weights: of matrix products."""
+    """dtype: of activations and tables; cache: of keys and values; weights: of matrix products.
+
+    whole_head: the LM head's products are in the activations' dtype, as the embedding table is.
+    """
 
     dtype: torch.dtype
     cache: torch.dtype
     weights: WeightPrecision = "float"
+    whole_head: bool = False
 
     def pack(
         self, weight: Tensor, bias: Tensor | None, wide: Wide = NARROW, *, exact: bool = False
@@ -59,12 +63,13 @@ PRECISIONS = {
     "fp16": Precision(torch.float16, cache=torch.float16),
     # FP16 rounds more finely than the products do, and decode is bound by reading the cache.
     "int8": Precision(torch.float32, cache=torch.float16, weights="int8"),
+    "fp8": Precision(torch.bfloat16, torch.bfloat16, weights="fp8", whole_head=True),
 }
 
 # Only products round to bf16; the cache is in FP16, which is finer, as for int8.
 _BFLOAT_PRODUCTS = Precision(torch.float32, cache=torch.float16, weights="bfloat16")
 
-GPU_PRECISIONS = ("fp32", "bf16", "fp16")
+GPU_PRECISIONS = ("fp32", "bf16", "fp16", "fp8")
 """The precisions of the CUDA kernels."""
 
 COMPUTED_IN = {
@@ -73,9 +78,9 @@ COMPUTED_IN = {
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
 }
-"""The precision by the dtype of activations.  int8 models compute in FP32."""
+"""The precision by the dtype of activations.  int8 models compute in FP32, fp8 models in bf16."""
 
-MORE_PRECISE = {"int8": "fp32", "bf16": "fp32", "fp16": "fp32", "fp32": "fp64"}
+MORE_PRECISE = {"int8": "fp32", "fp8": "fp32", "bf16": "fp32", "fp16": "fp32", "fp32": "fp64"}
 """The precision in which a request is computed again whose scores were not finite."""
 
 ADVANTAGE = 1.25

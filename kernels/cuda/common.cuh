@@ -168,17 +168,17 @@ __device__ __forceinline__ T block_sum(T x) {
   return x;
 }
 
-template <int WARPS>
-__device__ __forceinline__ float block_max(float x) {
+template <int WARPS, typename T>
+__device__ __forceinline__ T block_max(T x) {
   x = warp_max(x);
   if constexpr (WARPS > 1) {
     static_assert(WARPS <= WARP, "the maxima of the warps are compared by one warp");
-    __shared__ float maxima[WARPS];
+    __shared__ T maxima[WARPS];
     const int lane = threadIdx.x % WARP;
     __syncthreads();
     if (lane == 0) maxima[threadIdx.x / WARP] = x;
     __syncthreads();
-    x = warp_max(lane < WARPS ? maxima[lane] : -infinity());
+    x = warp_max(lane < WARPS ? maxima[lane] : maxima[0]);
   }
   return x;
 }

@@ -12,6 +12,7 @@ template <typename S>
 constexpr bool IS_FP8 = sizeof(S) == 1;
 
 constexpr int NAN_EXPONENT = 255;
+constexpr unsigned INFINITE = 0x7f800000u;  // a number with these bits, or with more, is not finite
 
 __device__ __forceinline__ float factor_of(int exponent) {
   return exponent == NAN_EXPONENT ? not_a_number() : __int_as_float(exponent << 23);
@@ -56,20 +57,24 @@ __device__ __forceinline__ unsigned widen_codes(unsigned codes) {
 // The exponent of a row whose largest absolute number has these bits: the least for which no code is
 // more than 448.
 __device__ __forceinline__ int exponent_for(unsigned peak) {
-  constexpr unsigned INFINITE = 0x7f800000u, ABOVE_448 = (1u << 21) - 1;  // carries past 1.75 * 2 ** 8
+  constexpr unsigned ABOVE_448 = (1u << 21) - 1;  // carries past 1.75 * 2 ** 8
   if (peak >= INFINITE) return NAN_EXPONENT;
   return max(1, static_cast<int>((peak + ABOVE_448) >> 23) - 8);
 }
 
-// The code that is nearest to x / 2 ** (exponent - 127); of two, the even one.  exponent: the row's.
-__device__ __forceinline__ Fp8 code_of(float x, int exponent) {
-  if (exponent == NAN_EXPONENT) return 0;
-  const unsigned all = __float_as_uint(x * __int_as_float((254 - exponent) << 23));
+// The code that is nearest to x, which is 448 at most; of two, the even one.
+__device__ __forceinline__ Fp8 nearest_code(float x) {
+  const unsigned all = __float_as_uint(x);
   const unsigned bits = all & 0x7fffffffu, sign = all >> 24 & 0x80u;
   constexpr float STEPS = 16384.0f;  // whose last place is 2 ** -9, the step below 2 ** -6
   const unsigned small = __float_as_uint(__uint_as_float(bits) + STEPS) - __float_as_uint(STEPS);
   const unsigned large = ((bits + 0x7ffffu + (bits >> 20 & 1u)) >> 20) - (120u << 3);
   return static_cast<Fp8>(sign | (bits < 0x3c800000u ? small : large));
+}
+
+// The code that is nearest to x / 2 ** (exponent - 127).  exponent: the row's.
+__device__ __forceinline__ Fp8 code_of(float x, int exponent) {
+  return exponent == NAN_EXPONENT ? 0 : nearest_code(x * __int_as_float((254 - exponent) << 23));
 }
 
 // Two numbers of a row become what FP8 keeps of them; returns their codes.

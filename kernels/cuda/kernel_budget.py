@@ -47,7 +47,7 @@ def group(kernel: Kernel) -> str:
     if kernel.entry == "decode_attention":
         return f"{name}, {kernel.arguments[3]} heads"
     if kernel.entry == "norm":
-        return f"{kernel.entry}, {'x'.join(kernel.arguments[-3:])} columns"
+        return f"{name}, {'x'.join(kernel.arguments[-3:])} columns"
     return name
 
 

@@ -15,12 +15,15 @@ Between two products memory would be idle for the launch, the first access and t
 long as 11 MB take.  So each block ends with a prefetch of what the next product's blocks load
 first, 17 MB at most, into the second-level cache (compute capability 9.0 and later: PTX ISA,
 cp.async.bulk.prefetch.L2).  It changes no result.
+
+Weights in FP8 are half as many bytes.  Each block first rounds the rows to FP8, into its shared
+memory, while its first weights are on their way.  So no launch comes before the product.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -29,10 +32,11 @@ from torch import Tensor
 from nightjar.kernels.cuda.activation import KINDS
 from nightjar.kernels.cuda.checks import ceil_div, check
 from nightjar.kernels.cuda.device import block_shared_bytes, multiprocessors
-from nightjar.kernels.cuda.kernel import Argument, Kernel
+from nightjar.kernels.cuda.kernel import FP8, Argument, Kernel
 from nightjar.kernels.cuda.launch import launch
+from nightjar.kernels.cuda.product_rows import ROUNDED
 from nightjar.kernels.cuda.switches import current
-from nightjar.kernels.operands import Norm
+from nightjar.kernels.operands import LinearWeight, Norm
 
 MAX_ROWS = 8
 """Columns of a tensor core's product: up to here another row costs almost nothing."""
@@ -44,9 +48,9 @@ STORAGE = (torch.float16, torch.bfloat16)
 THREADS = 256
 TILE = 16
 SHARE = 2048
-"""Inputs that the warps of a block divide at a time."""
+"""Inputs of 16 bits that the warps of a block divide at a time; of FP8 twice as many."""
 
-ROW_PAD = 32
+PAD_BYTES = 64
 SUMS_BYTES = 8192
 """Bytes of shared memory for every shape."""
 
@@ -55,12 +59,26 @@ RESERVED_BYTES = 1024
 """Bytes of shared memory that the system takes from each block.  A multiprocessor has so much more
 than one block may have."""
 
-Factor: TypeAlias = tuple[Tensor, Tensor | None]
-"""A weight [N, K], and its bias [N] if it has one."""
+
+class Factor(NamedTuple):
+    """A weight [N, K], its bias [N] if it has one, and the scales of its channels, float32[N].
+
+    Only a weight in FP8, of bytes, has scales.  A bias has the rows' dtype.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    scales: Tensor | None = None
+
+    @property
+    def rows_dtype(self) -> torch.dtype:
+        """The dtype of its rows."""
+        return self.weight.dtype if self.scales is None else ROUNDED
+
 
 Next: TypeAlias = tuple[Tensor, ...]
 """The weights of the product after this one: one, or of a gated one two of the same shape; none
-where it is not known."""
+where it is not known.  They may be of another dtype."""
 
 Target: TypeAlias = tuple[Tensor, bool]
 """Where a result goes, [M, N] of the weight's dtype or float32, and whether it is added to what is
@@ -68,20 +86,26 @@ there, in float32."""
 
 
 def serves_weight(weight: Tensor) -> bool:
-    """Whether `linear` takes a weight [N, K]: of 16 bits, of whole loads."""
-    return weight.dtype in STORAGE and weight.shape[1] % 8 == 0 and weight.data_ptr() % 16 == 0
+    """Whether `linear` takes a weight [N, K]: of 16 bits or in FP8, of whole loads."""
+    return (
+        weight.dtype in (*STORAGE, FP8)
+        and weight.shape[1] * weight.element_size() % 16 == 0
+        and weight.data_ptr() % 16 == 0
+    )
 
 
 def serves_rows(x: Tensor, weight: Tensor) -> bool:
     """Whether `linear` takes x [M, K] or a stream [M, K] for the weight: few rows, of whole loads.
 
-    The rule depends only on shapes and dtypes, so that a model always takes the same path.
+    The rule depends only on shapes and dtypes, so that a model always takes the same path.  Rows in
+    FP8 must fit into a block's shared memory.
     """
     return (
         x.shape[0] <= MAX_ROWS
         and serves_weight(weight)
         and x.data_ptr() % 16 == 0
         and x.stride(0) * x.element_size() % 16 == 0
+        and (weight.dtype != FP8 or weight.shape[1] <= _most_staged_inputs(x, FP8.itemsize))
     )
 
 
@@ -96,8 +120,19 @@ def most_normed_inputs(stream: Tensor) -> int:
     The sums need room too: 8192 inputs fit into 163 KB, 5792 into 99.  It is 8 rows for any batch,
     so that a model always takes the same path.
     """
-    room = block_shared_bytes(stream) - SUMS_BYTES
-    return min(MAX_NORMED_INPUTS, room // (2 * MAX_ROWS) - ROW_PAD)
+    return min(MAX_NORMED_INPUTS, _most_staged_inputs(stream, 2))
+
+
+def _most_staged_inputs(x: Tensor, size: int) -> int:
+    """Return the inputs of which 8 rows of `size` bytes a number fit into shared memory."""
+    room = block_shared_bytes(x) - SUMS_BYTES
+    return (room // MAX_ROWS - PAD_BYTES) // size
+
+
+def followers(after: LinearWeight) -> Next | None:
+    """Return what to prefetch of a weight; None where the kernel cannot prefetch it."""
+    found = after.prefetched
+    return found if all(map(serves_weight, found)) else None
 
 
 def linear(
@@ -111,6 +146,7 @@ def linear(
 ) -> Tensor:
     """activation(x @ weight + bias) of x [M, K], its rows at any stride -> [M, N] in x's dtype.
 
+    A weight in FP8 takes rows in bfloat16, and rounds each to FP8 (reference/fp8_linear.py).
     wide: the result is float32 and not rounded.
     gate: of the weight's shape; then activation(x @ gate) * (x @ weight) (arXiv 2002.05202).
     following: weights that are likely to be read next; they are prefetched.
@@ -119,8 +155,9 @@ def linear(
     Raises:
         ValueError: an unknown activation, or a tensor that does not fit.
     """
-    weight = factor[0]
-    check("x", x, weight.dtype, (None, weight.shape[-1]), strided=True)
+    factor = Factor(*factor)
+    weight = factor.weight
+    check("x", x, factor.rows_dtype, (None, weight.shape[-1]), strided=True)
     dtype = torch.float32 if wide else x.dtype
     out = torch.empty(x.shape[0], weight.shape[0], dtype=dtype, device=x.device)
     _linear(x, None, factor, gate, activation, (out, False), following)
@@ -129,8 +166,9 @@ def linear(
 
 def linear_onto(residual: Tensor, x: Tensor, factor: Factor, following: Next = ()) -> None:
     """Add x [M, K] @ weight + bias to the residual stream, float32[M, N]: see `linear`."""
-    weight = factor[0]
-    check("x", x, weight.dtype, (residual.shape[0], weight.shape[-1]), strided=True)
+    factor = Factor(*factor)
+    weight = factor.weight
+    check("x", x, factor.rows_dtype, (residual.shape[0], weight.shape[-1]), strided=True)
     check("residual", residual, torch.float32, (x.shape[0], weight.shape[0]), like=x)
     _linear(x, None, factor, None, None, (residual, True), following)
 
@@ -144,8 +182,9 @@ def normed_linear(
     following: Next = (),
 ) -> Tensor:
     """`linear` of the normalised residual stream, float32[M, K]; the normalised rows are rounded to
-    the weight's dtype first."""
-    weight = factor[0]
+    the rows' dtype first."""
+    factor = Factor(*factor)
+    weight = factor.weight
     check("residual", residual, torch.float32, (None, weight.shape[-1]))
     check("norm", norm.weight, torch.float32, (weight.shape[-1],), like=residual)
     if norm.bias is not None:
@@ -153,17 +192,17 @@ def normed_linear(
     if weight.shape[-1] > (most := most_normed_inputs(residual)):
         raise ValueError(f"{weight.shape[-1]} inputs with a norm: at most {most}")
     shape = residual.shape[0], weight.shape[0]
-    out = torch.empty(shape, dtype=weight.dtype, device=residual.device)
+    out = torch.empty(shape, dtype=factor.rows_dtype, device=residual.device)
     _linear(residual, norm, factor, gate, activation, (out, False), following)
     return out
 
 
 def specialisations() -> Iterator[Kernel]:
     """Yield every instance that the engine uses."""
-    for storage in STORAGE:
+    for storage, weights in (*zip(STORAGE, STORAGE, strict=True), (ROUNDED, FP8)):
         for norm in ("PLAIN", "RMS", "LAYER"):
             for gated in (False, True):
-                yield Kernel.of("linear", "linear", storage, norm, gated)
+                yield Kernel.of("linear", "linear", storage, weights, norm, gated)
 
 
 def _linear(
@@ -176,20 +215,21 @@ def _linear(
     following: Next,
 ) -> None:
     """Check, choose the instance and start it."""
-    weight, (out, adds) = factor[0], target
+    weight, (out, adds) = factor.weight, target
+    gate = None if gate is None else Factor(*gate)
     _check(x, factor, gate, activation, following)
     rows, (channels, inputs) = x.shape[0], weight.shape
     kind = "PLAIN" if norm is None else "RMS" if norm.bias is None else "LAYER"
     tiles = ceil_div(channels, TILE if gate is None else TILE // 2)
-    shared_bytes = 0 if norm is None else rows * (inputs + ROW_PAD) * weight.element_size()
+    shared_bytes = rows * _staged_bytes(factor, norm)
     is_wide = out.dtype == torch.float32
     launch(
-        Kernel.of("linear", "linear", weight.dtype, kind, gate is not None),
+        Kernel.of("linear", "linear", factor.rows_dtype, weight.dtype, kind, gate is not None),
         (min(tiles, _resident_blocks(x, shared_bytes)) if rows else 0,),
         (THREADS,),
         *_row_arguments(x, norm),
         *factor,
-        *(gate or (None, None)),
+        *(gate or (None, None, None)),
         np.int32(0 if activation is None else 1 + list(KINDS).index(activation)),
         None if is_wide else out,
         out if is_wide else None,
@@ -200,6 +240,14 @@ def _linear(
         *_next_arguments(following, BLOCKS_PER_MULTIPROCESSOR * multiprocessors(x) * TILE),
         shared_bytes=shared_bytes,
     )
+
+
+def _staged_bytes(factor: Factor, norm: Norm | None) -> int:
+    """Return the bytes of shared memory that a row takes."""
+    inputs = factor.weight.shape[1]
+    if norm is not None:  # in the rows' dtype before it is rounded to FP8
+        return inputs * factor.rows_dtype.itemsize + PAD_BYTES
+    return 0 if factor.scales is None else inputs + PAD_BYTES
 
 
 def _resident_blocks(x: Tensor, shared_bytes: int) -> int:
@@ -220,7 +268,7 @@ def _row_arguments(x: Tensor, norm: Norm | None) -> tuple[Argument, ...]:
 
 
 def _next_arguments(following: Next, channels: int) -> tuple[Argument, ...]:
-    """Return two weights, how many of their channels to prefetch, and their inputs.
+    """Return two weights, how many of their channels to prefetch, and the bytes of a channel.
 
     channels: of all blocks that run at a time.
     """
@@ -228,7 +276,7 @@ def _next_arguments(following: Next, channels: int) -> tuple[Argument, ...]:
         return None, None, np.int32(0), np.int32(0)
     weight, other = following[0], following[1] if len(following) > 1 else None
     share = min(weight.shape[0], channels // len(following))
-    return weight, other, np.int32(share), np.int32(weight.shape[1])
+    return weight, other, np.int32(share), np.int32(weight.shape[1] * weight.element_size())
 
 
 def _check(
@@ -239,25 +287,35 @@ def _check(
     following: Next,
 ) -> None:
     """See check."""
-    weight, bias = factor
-    check("weight", weight, STORAGE, (None, None), like=x)
+    weight = factor.weight
+    check("weight", weight, STORAGE if factor.scales is None else FP8, (None, None), like=x)
     if x.shape[0] > MAX_ROWS:
         raise ValueError(f"{x.shape[0]} rows: at most {MAX_ROWS}")
     if not serves_rows(x, weight):
         raise ValueError(
-            f"{weight.shape[1]} inputs: their number must be a multiple of 8, and every row must "
-            "begin at a multiple of 16 bytes"
+            f"{weight.shape[1]} inputs: their number must be a multiple of 8, in FP8 of 16 and "
+            "within shared memory, and every row must begin at a multiple of 16 bytes"
         )
     if activation is not None and activation not in KINDS:
         raise ValueError(f"unknown activation {activation!r}: one of {', '.join(KINDS)}")
-    for name, given in (("bias", bias), ("bias of the gate", gate[1] if gate else None)):
-        if given is not None:
-            check(name, given, weight.dtype, (weight.shape[0],), like=x)
+    _check_channels("", factor, factor, x)
     if gate is not None:
-        check("gate", gate[0], weight.dtype, weight.shape, like=x)
-        if gate[0].data_ptr() % 16:
+        check("gate", gate.weight, weight.dtype, weight.shape, like=x)
+        if gate.weight.data_ptr() % 16:
             raise ValueError("gate must begin at a multiple of 16 bytes")
+        _check_channels(" of the gate", gate, factor, x)
     for one in following:
-        check("following", one, weight.dtype, following[0].shape, like=x)
+        check("following", one, following[0].dtype, following[0].shape, like=x)
         if not serves_weight(one):
             raise ValueError("following: every row must begin at a multiple of 16 bytes")
+
+
+def _check_channels(whose: str, own: Factor, factor: Factor, x: Tensor) -> None:
+    """Check what a factor has one of for each channel; see check."""
+    shape = (factor.weight.shape[0],)
+    if own.bias is not None:
+        check(f"bias{whose}", own.bias, factor.rows_dtype, shape, like=x)
+    if (own.scales is None) != (factor.scales is None):
+        raise ValueError(f"scales{whose}: both weights must be in FP8, or none")
+    if own.scales is not None:
+        check(f"scales{whose}", own.scales, torch.float32, shape, like=x)

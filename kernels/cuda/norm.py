@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from nightjar.kernels.cuda.checks import INT32_MAX, ceil_div, check, check_storage, wide_elements
-from nightjar.kernels.cuda.kernel import STORAGE, Kernel
+from nightjar.kernels.cuda.kernel import FP8, STORAGE, Kernel
 from nightjar.kernels.cuda.launch import launch
+from nightjar.kernels.cuda.product_rows import ROUNDED, Fp8Rows
+from nightjar.kernels.operands import Norm
 
 WARP_ROWS = 4
 """Rows of a block where each warp takes one: they fill a multiprocessor without a barrier."""
@@ -65,9 +67,23 @@ def rms_norm(
     return out
 
 
+def normed_rows(residual: Tensor, delta: Tensor | None, norm: Norm) -> Fp8Rows:
+    """Normalise the residual stream float32[T, H] (+= delta [T, H]) to rows of a product in FP8.
+
+    They are rounded to bfloat16 and then as `round_rows` does.  H: a multiple of 4.
+    """
+    check("residual", residual, torch.float32, (None, None))
+    found = Fp8Rows(
+        torch.empty(residual.shape, dtype=FP8, device=residual.device),
+        torch.empty(residual.shape[0], dtype=torch.float32, device=residual.device),
+    )
+    _norm(residual, delta, norm.weight, norm.bias, norm.epsilon, found.codes, found.scales)
+    return found
+
+
 def specialisations() -> Iterator[Kernel]:
     """Yield every instance that the engine uses: the stream; norms after a block; norms of query
-    and key heads."""
+    and key heads; rows of products in FP8."""
     shapes = (*_WIDE_SHAPES, *_NARROW_SHAPES)
     for storage in STORAGE:
         stream = {(torch.float32, delta, storage) for delta in (storage, torch.float32)}
@@ -76,6 +92,10 @@ def specialisations() -> Iterator[Kernel]:
             for dtypes in sorted(stream if centred else stream | others, key=str):
                 for shape in shapes:
                     yield Kernel.of("norm", "norm", *dtypes, centred, *shape)
+    for delta in (torch.bfloat16, torch.float32):
+        for centred in (True, False):
+            for shape in _WIDE_SHAPES:
+                yield Kernel.of("norm", "norm", torch.float32, delta, FP8, centred, *shape)
 
 
 def _norm(
@@ -85,16 +105,19 @@ def _norm(
     bias: Tensor | None,
     epsilon: float,
     out: Tensor,
+    scales: Tensor | None = None,
 ) -> None:
-    """Check, choose the instance and start it."""
+    """Check, choose the instance and start it; scales: of a result in FP8."""
     columns = x.shape[-1]
     _check(x, delta, weight, bias, out)
     rows = x.numel() // columns
     group = x.shape[1] if x.dim() == 3 else 1
     delta_dtype = x.dtype if delta is None else delta.dtype
     if delta is None and x.dtype == torch.float32:
-        delta_dtype = out.dtype  # any: it is not read
+        delta_dtype = _rounded_dtype(out)  # any: it is not read
     width = min(4, wide_elements(columns, x, delta, weight, bias, out))
+    if scales is not None and width != 4:
+        raise ValueError(f"rows in FP8 of {columns} columns: give a multiple of 4, of whole loads")
     shape = _shape(columns, width)
     kernel = Kernel.of("norm", "norm", x.dtype, delta_dtype, out.dtype, bias is not None, *shape)
     per_block = WARP_ROWS if shape[0] == 32 else 1
@@ -107,6 +130,7 @@ def _norm(
         weight,
         bias,
         out,
+        scales,
         np.int64(rows),
         np.int32(columns),
         np.int32(group),
@@ -114,6 +138,11 @@ def _norm(
         np.int64(out.stride(0)),
         np.float32(epsilon),
     )
+
+
+def _rounded_dtype(out: Tensor) -> torch.dtype:
+    """The dtype that a result is rounded to, before FP8."""
+    return ROUNDED if out.dtype == FP8 else out.dtype
 
 
 def _shape(columns: int, width: int) -> tuple[int, int, int]:
@@ -131,7 +160,8 @@ def _check(
     """See check."""
     columns = x.shape[-1]
     check_storage("residual", x)
-    check_storage("out", out)
+    if out.dtype != FP8:
+        check_storage("out", out)
     for name, tensor in (("residual", x), ("out", out)):
         if tensor.dim() not in (2, 3) or tensor.stride(-1) != 1:
             raise ValueError(f"{name} must have two or three dimensions, its rows side by side")
@@ -141,8 +171,8 @@ def _check(
         if x.dtype != torch.float32:
             raise ValueError("residual must be float32 where a delta is added to it")
         check("delta", delta, STORAGE, x.shape, like=x)
-        if delta.dtype not in (out.dtype, torch.float32):
-            raise ValueError(f"delta is {delta.dtype}: it must be {out.dtype} or float32")
+        if delta.dtype not in (_rounded_dtype(out), torch.float32):
+            raise ValueError(f"delta is {delta.dtype}: it must be {_rounded_dtype(out)} or float32")
     check("weight", weight, torch.float32, (columns,), like=x)
     if bias is not None:
         check("bias", bias, torch.float32, (columns,), like=x)

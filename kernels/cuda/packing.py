@@ -1,4 +1,7 @@
-"""Weights on a GPU: `linear.py` multiplies few rows, cuBLAS through torch multiplies more."""
+"""Weights on a GPU: `linear.py` multiplies few rows, cuBLAS through torch multiplies more.
+
+Weights in FP8 are those of `fp8_packing.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from nightjar.kernels.cuda import fp8_packing
 from nightjar.kernels.cuda.activation import activation as apply_activation
 from nightjar.kernels.cuda.linear import (
     STORAGE,
     Factor,
     Next,
+    followers,
     linear,
     linear_onto,
     normed_linear,
     serves_norm,
     serves_rows,
-    serves_weight,
 )
 from nightjar.kernels.cuda.switches import current
 from nightjar.kernels.low_rank import Added
@@ -48,7 +52,7 @@ class DeviceWeight(LinearWeight):
     @property
     def factor(self) -> Factor:
         """Data and bias."""
-        return self.data, self.bias
+        return Factor(self.data, self.bias)
 
     @property
     def rows_dtype(self) -> torch.dtype:
@@ -62,7 +66,7 @@ class DeviceWeight(LinearWeight):
 
     def followed_by(self, after: LinearWeight) -> DeviceWeight:
         """As LinearWeight says."""
-        found = _following(after)
+        found = followers(after)
         return self if found is None else replace(self, following=found)
 
     def linear(self, x: Tensor, activation: str | None, out_dtype: torch.dtype | None) -> Tensor:
@@ -123,7 +127,7 @@ class DeviceWeight(LinearWeight):
         if x.dtype == torch.float32 and self.data.dtype == torch.float16:
             x, scale = scaled_rows(x)
         if _is_small(x, self.data):
-            y = linear(x, (self.data, None), following=self.following, wide=True)
+            y = linear(x, Factor(self.data), following=self.following, wide=True)
         elif x.is_cuda:
             y = torch.mm(x, self.data.t(), out_dtype=torch.float32)
         else:  # tests run the kernels on the CPU
@@ -166,7 +170,8 @@ class GatedDeviceWeight(LinearWeight):
         else:
             if activation is None:
                 raise ValueError("a gated product without an activation: name one")
-            y = apply_activation(F.linear(x, *gate.factor), activation, up=F.linear(x, *up.factor))
+            products = [F.linear(x, one.data, one.bias) for one in (gate, up)]
+            y = apply_activation(products[0], activation, up=products[1])
         return y if out_dtype is None else y.to(out_dtype)
 
     def unactivated(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -197,24 +202,35 @@ def pack_linear(
     bias: Tensor | None,
     precision: WeightPrecision = "float",
     wide: Wide = NARROW,
+) -> LinearWeight:
+    """As reference.packing.pack_linear: rows of weights stay in their order."""
+    if precision == "fp8":
+        return fp8_packing.pack(weight, bias)
+    return _packed(weight, bias, precision, wide)
+
+
+def pack_gated(
+    gate: Parts, up: Parts, precision: WeightPrecision = "float", wide: Wide = NARROW
+) -> LinearWeight:
+    """As reference.packing.pack_gated."""
+    if precision == "fp8":
+        return fp8_packing.pack_gated(gate, up)
+    pair = _packed(*gate, precision, wide), _packed(*up, precision, wide)
+    return GatedDeviceWeight(pair[1].out_features, *pair)
+
+
+def _packed(
+    weight: Tensor, bias: Tensor | None, precision: WeightPrecision, wide: Wide
 ) -> DeviceWeight:
-    """As reference.packing.pack_linear: the rows stay as they are."""
+    """Pack a weight as it is."""
     if precision != "float":
         raise ValueError(
-            f"{precision}: there are no CUDA kernels for products in it; use bf16 or fp16"
+            f"{precision}: there are no CUDA kernels for products in it; use bf16, fp16 or fp8"
         )
     if weight.is_cuda:
         sum_in_fp32()
     wide = wide if weight.dtype == torch.float16 else NARROW
     return DeviceWeight(weight.shape[0], weight.contiguous(), bias, wide=wide)
-
-
-def pack_gated(
-    gate: Parts, up: Parts, precision: WeightPrecision = "float", wide: Wide = NARROW
-) -> GatedDeviceWeight:
-    """As reference.packing.pack_gated."""
-    pair = pack_linear(*gate, precision, wide), pack_linear(*up, precision, wide)
-    return GatedDeviceWeight(pair[1].out_features, *pair)
 
 
 def sum_in_fp32() -> None:
@@ -224,12 +240,6 @@ def sum_in_fp32() -> None:
     """
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-
-
-def _following(after: LinearWeight) -> Next | None:
-    """Return what to prefetch of a weight; None where the kernel cannot prefetch it."""
-    found = after.prefetched
-    return found if all(map(serves_weight, found)) else None
 
 
 def _is_small(x: Tensor, weight: Tensor) -> bool:

@@ -5,8 +5,9 @@ from torch import Tensor
 
 from nightjar.kernels.native import float_linear, int8_linear
 from nightjar.kernels.operands import NARROW, LinearWeight, Parts, WeightPrecision, Wide
-from nightjar.kernels.reference import half_linear
+from nightjar.kernels.reference import fp8_linear, half_linear
 from nightjar.kernels.reference import packing as reference
+from nightjar.kernels.reference.linear import GatedPair
 
 
 def pack_linear(
@@ -20,6 +21,8 @@ def pack_linear(
         return float_linear.pack(weight, bias, torch.bfloat16)
     if half_linear.is_half(weight, precision):
         return half_linear.pack(weight, bias, pack_linear, wide)
+    if precision == "fp8":
+        return fp8_linear.pack(weight, bias, pack_linear)
     if precision == "float" and float_linear.serves(weight):
         return float_linear.pack(weight, bias)
     if precision == "int8" and _serves_int8(weight):
@@ -39,6 +42,9 @@ def pack_gated(
         return float_linear.pack_gated(gate, up)
     if precision == "int8" and _serves_int8(gate[0]):
         return int8_linear.pack_gated(gate, up)
+    if precision == "fp8":
+        pair = pack_linear(*gate, precision), pack_linear(*up, precision)
+        return GatedPair(pair[1].out_features, *pair)
     return reference.pack_gated(gate, up, precision)
 
 

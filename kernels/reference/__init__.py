@@ -7,6 +7,7 @@ from nightjar.kernels.reference import (
     branch,
     decode,
     embedding,
+    fp8_linear,
     fp8_rows,
     kv_transfer,
     log_prob,

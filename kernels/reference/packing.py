@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from nightjar.kernels.operands import NARROW, LinearWeight, Parts, WeightPrecision, Wide
-from nightjar.kernels.reference import half_linear
+from nightjar.kernels.reference import fp8_linear, half_linear
 from nightjar.kernels.reference.int8_linear import pack_int8
 from nightjar.kernels.reference.linear import GatedPair, pack_float
 
@@ -23,6 +23,8 @@ def pack_linear(
         raise ValueError("torch has no products of bfloat16 for FP32 rows")
     if half_linear.is_half(weight, precision):
         return half_linear.pack(weight, bias, pack_float, wide)
+    if precision == "fp8":
+        return fp8_linear.pack(weight, bias, pack_float)
     return pack_int8(weight, bias) if precision == "int8" else pack_float(weight, bias)
 
 

@@ -24,7 +24,7 @@ from nightjar.checkpoints import ModelDirectory
 from nightjar.compute_config import without_cache
 from nightjar.jobs.job_report import JobReport, Machine, SpeedLimit
 
-_BYTES_OF = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int8": 1}
+_BYTES_OF = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}
 # Read and written by each 8 threads together: more than the cache that 8 cores share holds.
 _COPIED_BYTES = 64 << 20
 _THREADS_A_CACHE = 8
@@ -74,6 +74,8 @@ def speed_limit(report: JobReport, model: ModelDirectory, machine: Machine) -> S
         return None
     weights = _weights(model)
     weight_bytes = weights * _BYTES_OF[_weights_dtype(precision)]
+    if _weights_dtype(precision) == "fp8":  # whose LM head is in bf16
+        weight_bytes += model.config.vocab_size * model.config.hidden_size
     tokens = report.prefilled_tokens + tally.completion_tokens
     memory_s = tally.steps * weight_bytes / machine.copy_bytes_per_s
     arithmetic_s = 2 * weights * tokens / machine.flops_per_s

@@ -30,7 +30,7 @@ class EngineSettings(BaseSettings):
     dtype: Annotated[Dtype, read_by(GPU_WORKER, PLANNER, API)] = Field(
         ComputeConfig.dtype,
         description="precision of weights and products; `auto`: bf16 on a GPU, and on a CPU the "
-        "fastest that it computes in",
+        "fastest that it computes in; `int8`: on a CPU; `fp8`: on a GPU",
     )
     kv_cache_dtype: Annotated[
         KVCacheDtype,

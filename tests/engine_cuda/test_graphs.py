@@ -49,6 +49,7 @@ def batch(first, count):
     [
         ("gpt", "fp16", (*BATCHES[:2], (20, 1))),
         pytest.param("gpt", "fp16", BATCHES, marks=pytest.mark.slow),
+        pytest.param("gpt", "fp8", (*BATCHES[:2], (20, 1)), marks=pytest.mark.slow),
         pytest.param("family", "fp32", BATCHES, marks=pytest.mark.slow),
     ],
 )

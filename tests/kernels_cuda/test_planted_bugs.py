@@ -21,6 +21,7 @@ from tests.kernels_cuda import test_linear as product
 from tests.kernels_cuda import test_norm as norm
 from tests.kernels_cuda import test_paged_prefill as prompts
 from tests.kernels_cuda import test_penalties as penalties
+from tests.kernels_cuda import test_product_rows as narrow_product
 from tests.kernels_cuda import test_sample as sampling
 from tests.kernels_cuda import test_step_update as stepping
 from tests.kernels_cuda.devices import SOURCES, random, run_on_host
@@ -79,6 +80,24 @@ def codes_and_scales():
 
 def edges_of_codes():
     narrow.test_edges_of_codes_and_scales("cpu", "float32")
+
+
+def rows_in_place():
+    """Normalised rows of several turns of a warp."""
+    narrow_product.test_the_norm_before_it("cpu", False, 2, 400)
+
+
+def rows_by_the_block():
+    narrow_product.test_every_channel_is_written_once_with_its_own_scale("cpu", 17, False, True)
+
+
+def rounded_rows():
+    narrow_product.test_codes_and_scales_are_those_of_the_definition("cpu", 33, 48)
+
+
+def normed_rows():
+    test = narrow_product.test_a_norm_rounds_its_rows_as_they_are_rounded_after_it
+    test("cpu", True, 1040, torch.float32)
 
 
 PLANTED = {
@@ -383,8 +402,8 @@ PLANTED = {
     ),
     "normalised rows that are not there yet": (
         "linear",
-        "  }\n  __syncthreads();\n}",
-        "  }\n}",
+        "peak, inputs, scale);\n    }\n  }\n  __syncthreads();\n",
+        "peak, inputs, scale);\n    }\n  }\n",
         partial(product.test_the_norm_before_it, "cpu", torch.float16, True, 3, 8),
     ),
     "channels asked for ahead that are not there": (
@@ -395,8 +414,8 @@ PLANTED = {
     ),
     "inputs asked for ahead that are not there": (
         "linear",
-        "min(inputs, SPAN * WARPS * AHEAD) * static_cast<int>(sizeof(T));",
-        "SPAN * WARPS * AHEAD * static_cast<int>(sizeof(T));",
+        "min(row_bytes, SPAN_BYTES * WARPS * AHEAD);",
+        "SPAN_BYTES * WARPS * AHEAD;",
         partial(product.test_what_is_asked_for_ahead_changes_nothing, "cpu", (40, 64), True, 20),
     ),
     "channels past the end": (
@@ -404,6 +423,85 @@ PLANTED = {
         "row < rows && channel < channels",
         "row < rows",
         partial(product.test_every_channel_is_written_once, "cpu", 17, False),
+    ),
+    "codes over numbers that other lanes still read": (
+        "linear",
+        "    __syncwarp();  // codes come to lie where other lanes' numbers lay\n",
+        "",
+        rows_in_place,
+    ),
+    "a scale of a lane and not of the normalised row": (
+        "linear",
+        "row_scale(warp_max(peak))",
+        "row_scale(peak)",
+        rows_in_place,
+    ),
+    "largest numbers of warps that are not there yet": (
+        "linear",
+        "    if (lane == row) peaks[warp][row] = most;\n  }\n  __syncthreads();\n",
+        "    if (lane == row) peaks[warp][row] = most;\n  }\n",
+        rows_by_the_block,
+    ),
+    "rounded rows that are not there yet": (
+        "linear",
+        "row_bytes) = found.scale;\n  }\n  __syncthreads();\n",
+        "row_bytes) = found.scale;\n  }\n",
+        rows_by_the_block,
+    ),
+    "the largest number of one warp": (
+        "linear",
+        "most = max(most, peaks[w][row]);",
+        "most = peaks[w][row];",
+        partial(narrow_product.test_every_number_of_rows, "cpu", 3),
+    ),
+    "codes of weights in another order than those of rows": (
+        "linear",
+        "two(highs[i]), two(lows[i] >> 16)",
+        "two(highs[i] >> 16), two(lows[i])",
+        rows_by_the_block,
+    ),
+    "a channel without its scale": (
+        "linear",
+        "scale = own * scales[channel];",
+        "scale = own * scales[0];",
+        rows_by_the_block,
+    ),
+    "a gate with the scales of the other weight": (
+        "linear",
+        "gate_scale = own * gate_scales[channel];",
+        "gate_scale = scale;",
+        partial(
+            narrow_product.test_every_channel_is_written_once_with_its_own_scale,
+            *("cpu", 9, True, True),
+        ),
+    ),
+    "codes past the inputs that nobody writes": (
+        "product_rows",
+        "place < padded; place",
+        "place < inputs; place",
+        rounded_rows,
+    ),
+    "a row that is not finite taken for a number": (
+        "product_rows",
+        "  if (peak >= INFINITE) return {not_a_number(), 0.0f};\n",
+        "",
+        partial(
+            narrow_product.test_a_row_that_is_not_finite_is_nan_by_its_scale, "cpu", float("nan")
+        ),
+    ),
+    "a scale without the last numbers of a row": (
+        "product_rows",
+        "block_max<THREADS / WARP>(peak)",
+        "warp_max(peak)",
+        partial(
+            narrow_product.test_codes_and_scales_are_those_of_the_definition, "cpu", 2056, 2064
+        ),
+    ),
+    "a normalised row that is not rounded to 16 bits first": (
+        "norm",
+        "v[j][i] = widen(narrow<Rounded>(scaled[i]));",
+        "v[j][i] = scaled[i];",
+        normed_rows,
     ),
     "a stop in the first tokens counts": (
         "step_update",
@@ -423,7 +521,7 @@ def _own_counts(monkeypatch):
 HEADERS = (
     *("activation", "best_token", "decode_rows", "decode_tiles"),
     *("prompt_floats", "prompt_tiles", "prompt_rows"),
-    *("heads", "fp8", "mma", "common"),  # which others include
+    *("heads", "product_rows", "fp8", "mma", "common"),  # which others include
 )
 
 

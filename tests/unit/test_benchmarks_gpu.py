@@ -26,6 +26,7 @@ from nightjar.gpu_worker.models import Decoder
 from nightjar.kernels import cuda
 from tests import measuring
 from tests.cuda_host import require_tools
+from tests.kernels_cuda import devices
 
 FULL, TINY = SCALES["full"], SCALES["tiny"]
 
@@ -316,6 +317,31 @@ def test_decode_attention_computes_what_is_timed(lab, monkeypatch, cache, group)
     assert found["points"] == {
         f"attention_share_{cache}{group}": min(one["share"] for one in found["details"].values())
     }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fp8", [False, True])
+def test_products_compute_what_is_timed(lab, monkeypatch, fp8):
+    """Few rows by the kernel, with all weights; many rows in FP8."""
+    require_tools()
+    seen = []
+    run = devices.run_on_host
+
+    def watched(kernel, grid, block, args, shared_bytes):
+        seen.append(kernel.entry)
+        run(kernel, grid, block, args, shared_bytes)
+
+    monkeypatch.setattr(devices, "run_on_host", watched)
+    names = [f"product_share_{'fp8_' if fp8 else ''}{rows}" for rows in (1, 8)]
+    found = FIGURES["products_fp8" if fp8 else "products"].measure(lab)
+    assert list(found["points"]) == names
+    assert set(seen) == {"linear"}
+    weight = TINY.hidden * TINY.hidden * 4
+    assert found["details"][names[0]]["bytes"] == weight * (1 if fp8 else 2)
+    if fp8:
+        seen.clear()
+        assert FIGURES["many_rows_fp8"].measure(lab)["points"]["product_fp8_tflop_s"] > 0
+        assert set(seen) == {"round_rows"}
 
 
 @pytest.mark.slow

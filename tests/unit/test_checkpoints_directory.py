@@ -288,5 +288,5 @@ def test_a_tokenizer_that_cannot_be_used(model, content):
 
 
 def test_an_unknown_dtype(model):
-    with pytest.raises(ValueError, match="fp8"):
-        load_model(ModelDirectory.open(model), "fp8")
+    with pytest.raises(ValueError, match="int4"):
+        load_model(ModelDirectory.open(model), "int4")

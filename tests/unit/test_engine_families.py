@@ -50,7 +50,7 @@ def requests(seed):
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "fp8"])
 @pytest.mark.sampled
 def test_no_bit_depends_on_the_company(path, precision):
     directory = ModelDirectory.open(path)

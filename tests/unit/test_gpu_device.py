@@ -162,6 +162,24 @@ def test_a_dtype_without_cuda_kernels_is_refused_before_anything_is_read(dtype):
         load_model(unread, dtype, "cuda:0")
 
 
+@pytest.mark.parametrize(("capability", "refused"), [((8, 6), True), ((8, 9), False)])
+def test_fp8_needs_tensor_cores_for_it(capability, refused, monkeypatch):
+    """Before anything is read: the next check is that of the heads."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    unread = SimpleNamespace(config=SimpleNamespace(head_size=8))
+    message = r"cuda:1: it has compute capability 8\.6, .* 8\.9 or later; use bf16 or fp16"
+    kind = ValueError if refused else CheckpointError
+    with pytest.raises(kind, match=message if refused else "heads have 8 channels"):
+        load_model(unread, "fp8", "cuda:1")
+
+
+def test_a_worker_on_a_cpu_names_int8_in_the_place_of_fp8(monkeypatch):
+    monkeypatch.setattr(model_engine, "warm_up", lambda: None)
+    start = StartUp(ComputeConfig(Path(), dtype="fp8"), pipe=0)
+    with pytest.raises(CannotComputeError, match=r"capability 8\.9 or later, .* use int8"):
+        model_engine.open_engine(start, GroupMember.of(start), None, None)
+
+
 def test_heads_without_cuda_kernels_are_refused(directory):
     with pytest.raises(CheckpointError, match="heads have 8 channels, and on cuda:0"):
         load_model(directory, "fp16", "cuda:0")

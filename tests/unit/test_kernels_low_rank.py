@@ -10,7 +10,7 @@ from tests.backends import BACKENDS, use_backend
 from tests.cpu_blocks import a_norm, normal, pack, pack_up
 from tests.low_rank_products import Factors, adapter, mixed, rows_of
 
-PRECISIONS = {"torch": ["float", "int8"], "native": ["float", "bfloat16", "int8"]}
+PRECISIONS = {"torch": ["float", "int8", "fp8"], "native": ["float", "bfloat16", "int8"]}
 SHAPES = [(1, 16, 48, 96), (9, 5, 33, 77), (40, 17, 50, 130), (1100, 70, 24, 40)]
 """Rows, rank, inputs, outputs."""
 
@@ -139,7 +139,7 @@ def test_they_are_added_before_and_after_an_activation(precision, kind, rows, si
         assert_near(found, wanted, scale=4)
     else:
         off = (found - wanted).pow(2).mean().sqrt() / wanted.pow(2).mean().sqrt()
-        assert off < 0.02
+        assert off < (0.06 if precision == "fp8" else 0.02)  # it keeps 4 bits of a number
     plain = kernels.feed_forward(residual.clone(), None, *block)
     bare = [row for row, owner in enumerate(owners) if owner in (-1, 3)]
     assert torch.equal(found[bare], plain[bare])

@@ -25,7 +25,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @on_linux
 @pytest.mark.parametrize("packed_by", ["kernels", "torch"])
-@pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16", "fp16", "int8"])
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16", "fp16", "int8", "fp8"])
 @pytest.mark.parametrize("family", ["gpt2", "llama", "polyglot"])
 def test_no_weight_stays_in_the_mapped_file(
     family: str,

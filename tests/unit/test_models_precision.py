@@ -24,6 +24,7 @@ from nightjar.kernels.native.build import SWITCH
 from nightjar.kernels.native.float_linear import FloatPanelWeight
 from nightjar.kernels.native.int8_linear import Int8PanelWeight
 from nightjar.kernels.operands import HeadTable
+from nightjar.kernels.reference.fp8_linear import Fp8Weight
 from nightjar.kernels.reference.int8_linear import Int8Weight
 from nightjar.kernels.reference.linear import FloatWeight
 from nightjar.pipeline.settings import Settings
@@ -178,6 +179,16 @@ def test_int8_quantises_the_products_and_nothing_else(directory):
     assert model.weights.tokens.dtype == model.dtype == torch.float32
     plain = load_model(directory, "fp32")
     assert isinstance(plain.weights.head, FloatWeight | FloatPanelWeight)
+
+
+def test_fp8_quantises_the_products_but_not_the_lm_head(directory):
+    model = load_model(directory, "fp8")
+    for layer in model.weights.layers:
+        for weight in (layer.qkv, layer.attention_out, layer.up, layer.down):
+            assert isinstance(weight, Fp8Weight)
+    assert isinstance(model.weights.head, FloatWeight)
+    assert model.weights.head.rows_dtype == model.weights.tokens.dtype == torch.bfloat16
+    assert model.dtype == model.cache_dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -128,6 +128,8 @@ def test_a_file_of_another_form_is_refused(content, message, tmp_path):
     [
         ("bf16+fp8-kv", "bf16", "fp8"),
         ("fp16+plan-1+fp8-kv", "fp16", "fp8"),
+        ("fp8+fp8-kv", "fp8", "fp8"),
+        ("fp8", "fp8", "auto"),
         ("fp32", "fp32", "auto"),
     ],
 )

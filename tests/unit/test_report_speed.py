@@ -47,6 +47,13 @@ def test_keys_and_values_in_fp8_leave_the_limit_of_the_weights(directory: ModelD
     assert (limit.weight_bytes, limit.precision) == (2 * WEIGHTS, "bf16+fp8-kv")
 
 
+def test_the_lm_head_of_a_model_in_fp8_has_two_bytes_a_weight(directory: ModelDirectory) -> None:
+    narrow = replace(REPORT, tally=msgspec.structs.replace(TALLY, precisions={"fp8+fp8-kv": 28}))
+    limit = speed_limit(narrow, directory, Machine(1e9, 1e10, 2))
+    assert limit is not None
+    assert (limit.weight_bytes, limit.precision) == (WEIGHTS + 512 * 32, "fp8+fp8-kv")
+
+
 def test_the_report_names_it_or_says_why_it_is_not_known(directory: ModelDirectory) -> None:
     limit = speed_limit(REPORT, directory, Machine(1e9, 1e10, 2))
     assert limit is not None

@@ -27,7 +27,7 @@ def test_a_shard_a_device(given, count, devices):
 @pytest.mark.parametrize(
     ("given", "fault"),
     [
-        ({"dtype": "int4"}, "NIGHTJAR_DTYPE: Input should be 'auto', .* 'fp16' or 'int8'"),
+        ({"dtype": "int4"}, "NIGHTJAR_DTYPE: Input should be 'auto', .* 'int8' or 'fp8'"),
         ({"engine": "real"}, "NIGHTJAR_ENGINE: Input should be 'model' or 'fake'"),
         ({"device": "gpu"}, "NIGHTJAR_DEVICE: 'gpu': give cpu, cuda or cuda:<number>"),
         ({"devices": "0,1", "shards": 3}, "NIGHTJAR_DEVICES: 0,1 names 2 devices for 3 shards"),

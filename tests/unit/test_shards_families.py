@@ -65,7 +65,7 @@ def scores_after_prompts(directory, model):
     return first_logits(model, directory.tokenizer().token_bytes, prompts)
 
 
-@pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16", "int8"])
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16", "int8", "fp8"])
 def test_scores_are_as_exact_as_the_precision(some_family, dtype):
     exact = scores_after_prompts(some_family, load_model(some_family, "fp32"))
     with thread_ranks(some_family, 2) as rank_zero:

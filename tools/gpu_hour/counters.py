@@ -103,7 +103,7 @@ def launch_twice(kernel: str, group: int, device: str = "cuda") -> None:
         weight = torch.randn(4 * WIDTH, WIDTH, device=device).to(half)
         x = torch.randn(group, WIDTH, device=device).to(half)
         for _ in range(2):
-            cuda.linear.linear(x, (weight, None))
+            cuda.linear.linear(x, cuda.linear.Factor(weight))
         return
     blocks = BATCH * CONTEXT // 32
     shape = (blocks, KV_HEADS, 32, HEAD_SIZE)

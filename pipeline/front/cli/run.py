@@ -47,7 +47,11 @@ Out = Annotated[
     typer.Option(metavar="OUT.jsonl", help="Results; failures go to OUT.errors.jsonl."),
 ]
 AnyDtype = Annotated[
-    str, typer.Option(help="auto (the fastest that is safe), fp64, fp32, bf16, fp16 or int8.")
+    str,
+    typer.Option(
+        help="auto (the fastest that is safe), fp64, fp32, bf16, fp16, int8 (on a CPU) or fp8 "
+        "(on a GPU)."
+    ),
 ]
 WorkDirectory = Annotated[
     Path | None,
