@@ -146,8 +146,8 @@ def assert_same(request, got, wanted):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_random_job_has_the_answers_of_its_requests_alone(device, gpt, texts, seed):
     """Few places, rows and blocks, windows of any length, prefixes that leave the cache and come
-    back from the host's memory, requests that come and go meanwhile. Some engines play recorded steps
-    back."""
+    back from the host's memory, requests that come and go meanwhile. Some engines play
+    recorded steps back."""
     rng = random.Random(seed)
     requests = [some_request(rng, number) for number in range(rng.choice((3, 8, 14)))]
     ends = {"banned_token_ids": BANNED, "eos_token_ids": EOS}
