@@ -65,6 +65,8 @@ def shape_of(batch: TokenBatch) -> StepShape | None:
     others = batch.branch, batch.prompt_vectors, batch.adapted, batch.arrivals
     if any(x is not None for x in others) or batch.output_rows is None:
         return None
+    if batch.prefill is None and not batch.wants_all:
+        return None
     rows = chunks = chunk_blocks = slots = blocks = positions = 0
     if isinstance(batch.prefill, ChunkLayout):
         longest = -(-int(batch.prefill.ends.max()) // batch.prefill.block_size)
