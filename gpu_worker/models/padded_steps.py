@@ -50,7 +50,7 @@ class PaddedSteps:
     """Runs the steps of plans: prompts, running sequences, or both.
 
     A step is padded whether it is recorded or not, so recording changes no bit of its results.
-    What `shape_of` leaves out, and prompts with a cache in FP8, are computed as they come.
+    What `shape_of` leaves out is computed as it comes.
     Ranks that are given the same steps record the same ones.
     """
 
@@ -76,7 +76,7 @@ class PaddedSteps:
         The hidden states stay as they are until the next step.
         """
         shape = shape_of(batch)
-        if shape is None or batch.output_rows is None or not self._pads(shape):
+        if shape is None or batch.output_rows is None or shape.outputs > self._hidden.shape[0]:
             return self._model.forward(batch.to(self._model.device), self._cache)
         if shape in self._held:
             self._held[shape] = rows, step = self._held.pop(shape)
@@ -89,11 +89,6 @@ class PaddedSteps:
             step = self._prepared(rows, record)
         step()
         return self._hidden[: batch.output_rows.shape[0]]
-
-    def _pads(self, shape: StepShape) -> bool:
-        """Whether a step of this shape is padded."""
-        is_gathered = self._cache.scales is not None and shape.prompt_rows
-        return not is_gathered and shape.outputs <= self._hidden.shape[0]
 
     def _prepared(self, rows: PaddedBatch, record: Recorder) -> Step:
         """Return what computes the rows; it is recorded where their shape was used before."""

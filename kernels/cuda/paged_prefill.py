@@ -9,6 +9,9 @@ A block is 128 threads for the rows of a tile.  It walks the positions that its 
 a time.  The next keys and values are on their way to registers meanwhile.  In 16 bits a block has 2
 times 32 keys and values in shared memory: 37 KB at 128 channels.
 
+A cache in FP8 has half of the bytes, 2 L (D + 1), and is widened on its way to shared memory.  So
+tensor cores multiply the same 16-bit numbers as without it.
+
 Tiles are listed on the host, those that see most positions first, so that short ones fill the end.
 """
 
@@ -23,8 +26,10 @@ import torch
 from torch import Tensor
 
 from nightjar.kernels.cuda.checks import check, check_paged
-from nightjar.kernels.cuda.kernel import HEAD_SIZES, STORAGE, Kernel
+from nightjar.kernels.cuda.kernel import FP8, HEAD_SIZES, STORAGE, Kernel
 from nightjar.kernels.cuda.launch import launch
+from nightjar.kernels.cuda.qkv_post import scale_arguments
+from nightjar.kernels.heads import CacheScales
 from nightjar.kernels.layout import ChunkTensors, Tables
 from nightjar.kernels.upload import upload_together
 
@@ -103,7 +108,7 @@ def most_tiles(rows: int, spans: int, heads_per_kv: int, dtype: torch.dtype) -> 
     return rows * heads_per_kv // TILE_ROWS[dtype] + spans
 
 
-def paged_prefill(
+def paged_prefill(  # noqa: PLR0913 - rows, cache, layout
     q: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -112,30 +117,33 @@ def paged_prefill(
     *,
     causal: bool,
     lse: Tensor | None = None,
+    scales: CacheScales | None = None,
 ) -> Tensor:
     """Attention of spans of rows to the cached positions of their sequences.
 
     q: [T, Hq, D], rows at any stride; keys, values: [blocks, Hkv, S, D], one layer, S a power of
     two; causal: each row of a span sees one position more than the row before it; else all see the
     same.  A row that sees nothing is 0.
-    lse: float32[T, Hq], filled with the log-sum-exp of the scores, for merge_attention.
+    lse: float32[T, Hq], filled with the log-sum-exp of the scores, for merge_attention; scales: of
+    a cache in FP8.
     Returns [T, Hq, D] in q's dtype; rows of no span are not written.  A row's bits depend on its
     own sequence alone.
     """
-    _check(q, keys, values, tiles)
+    _check(q, keys, values, scales, tiles)
     if lse is not None:
         check("lse", lse, torch.float32, q.shape[:2], like=q)
     rows, heads, head_size = q.shape
     kv_heads, block_size = keys.shape[1:3]
     out = torch.empty(rows, heads, head_size, dtype=q.dtype, device=q.device)
     launch(
-        Kernel.of("paged_prefill", "paged_prefill", q.dtype, head_size),
+        _instance(q.dtype, keys.dtype, head_size),
         (kv_heads, tiles.tiles.shape[0]),
         (THREADS,),
         q,
         np.int64(q.stride(0)),
         keys,
         values,
+        *scale_arguments(scales),
         tiles.tables,
         np.int32(tiles.tables.shape[1]),
         tiles.spans,
@@ -154,13 +162,25 @@ def paged_prefill(
 def specialisations() -> Iterator[Kernel]:
     """Yield every instance that the engine uses."""
     for storage in STORAGE:
-        for head_size in HEAD_SIZES:
-            yield Kernel.of("paged_prefill", "paged_prefill", storage, head_size)
+        for cached in (storage, FP8):
+            for head_size in HEAD_SIZES:
+                yield _instance(storage, cached, head_size)
 
 
-def _check(q: Tensor, keys: Tensor, values: Tensor, tiles: Tiles | ChunkTensors) -> None:
+def _instance(storage: torch.dtype, cached: torch.dtype, head_size: int) -> Kernel:
+    """storage: of the query rows; cached: of the cache."""
+    return Kernel.of("paged_prefill", "paged_prefill", storage, cached, head_size)
+
+
+def _check(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scales: CacheScales | None,
+    tiles: Tiles | ChunkTensors,
+) -> None:
     """See check."""
-    check_paged(q, keys, values, None)
+    check_paged(q, keys, values, scales)
     spans = tiles.spans.shape[0]
     check("spans", tiles.spans, torch.int32, (None, 3), like=q)
     check("tables", tiles.tables, torch.int32, (spans, None), like=q)

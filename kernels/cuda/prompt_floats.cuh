@@ -1,7 +1,8 @@
 // Paged prompt attention of FP32 numbers: 8 query rows a warp, 32 keys at a time, a lane a key.
 //
 // The sums of values are a lane's own 4 channels.  Keys and then values take the same shared memory, so
-// that a block needs less than 48 KB.
+// that a block needs less than 48 KB.  Of a cache in FP8 the codes are widened on their way there.  A lane
+// multiplies its key's factor into the scores, and its value's into the weights, which is exact.
 #pragma once
 
 #include "prompt_rows.cuh"
@@ -20,7 +21,7 @@ __device__ __forceinline__ float4 four(const float* from) {
   return *reinterpret_cast<const float4*>(from);
 }
 
-template <int HEAD_SIZE>
+template <typename S, int HEAD_SIZE>
 class FloatRows {
   static constexpr int PIECES = HEAD_SIZE / 4;  // of a line
 
@@ -39,14 +40,16 @@ class FloatRows {
   }
 
   // Adds the next keys and values; by the whole block.
-  __device__ __forceinline__ void add(const float* keys, const float* values, const Pages& pages,
-                                      int first, float scale) {
+  __device__ __forceinline__ void add(const Cached<S>& cached, const Pages& pages, int first,
+                                      float scale) {
     __syncthreads();  // the values before are read
-    fetch(keys, pages, first);
+    fetch(cached.keys, pages, first);
+    const float of_key = factor(cached.key_scales, pages, first);
+    const float of_value = factor(cached.value_scales, pages, first);
     __syncthreads();
-    weigh(first, scale);
+    weigh(first, scale * of_key, of_value);
     __syncthreads();  // the keys are read
-    fetch(values, pages, first);
+    fetch(cached.values, pages, first);
     __syncthreads();
     if (lane < PIECES) sum();
   }
@@ -66,16 +69,25 @@ class FloatRows {
   }
 
  private:
-  __device__ __forceinline__ void fetch(const float* from, const Pages& pages, int first) {
+  __device__ __forceinline__ void fetch(const S* from, const Pages& pages, int first) {
     for (int piece = threadIdx.x; piece < KEYS * PIECES; piece += THREADS) {
       const int i = piece / PIECES, channel = piece % PIECES * 4;
-      const float* const line = from + pages.line(first + i) * HEAD_SIZE;
-      *reinterpret_cast<float4*>(&shared.cached[i][channel]) = four(line + channel);
+      const S* const line = from + pages.line(first + i) * HEAD_SIZE;
+      float whole[4];
+      piece_at<S, 4>(line + channel).widen_to(whole);
+      ::store<4>(&shared.cached[i][channel], whole);
     }
   }
 
-  // The weight of this lane's key in each row, and what it leaves of earlier sums.
-  __device__ __forceinline__ void weigh(int first, float scale) {
+  // Of this lane's position.
+  __device__ __forceinline__ float factor(const Fp8* scales, const Pages& pages, int first) const {
+    if constexpr (IS_FP8<S>) return factor_of(scales[pages.line(first + lane)]);
+    return 1.0f;
+  }
+
+  // The weight of this lane's key in each row, and what it leaves of earlier sums.  scale: of its scores;
+  // of_value: the factor of its value.
+  __device__ __forceinline__ void weigh(int first, float scale, float of_value) {
     float scores[OWN_ROWS] = {};
     for (int channel = 0; channel < HEAD_SIZE; channel += 4) {
       const float4 key = four(&shared.cached[lane][channel]);
@@ -87,11 +99,13 @@ class FloatRows {
     }
 #pragma unroll
     for (int r = 0; r < OWN_ROWS; ++r) {
-      const float score = first + lane < limits[r] ? scores[r] * scale : -infinity();
+      const bool sees = first + lane < limits[r];
+      const float score = sees ? scores[r] * scale : -infinity();
       const float factor = softmax[r].raise(warp_max(score));
       const float weight = exp2f(score - softmax[r].highest);
       softmax[r].total += warp_sum(weight);
-      shared.weights[first_row + r][lane] = weight;
+      // A factor that is NaN is nothing to a row that does not see it.
+      shared.weights[first_row + r][lane] = sees ? weight * of_value : 0.0f;
 #pragma unroll
       for (int c = 0; c < 4; ++c) sums[r][c] *= factor;
     }

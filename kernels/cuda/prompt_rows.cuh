@@ -1,7 +1,7 @@
 // What a block of paged prompt attention computes: query rows of a chunk that share a key head.
 #pragma once
 
-#include "common.cuh"
+#include "fp8.cuh"
 
 constexpr int THREADS = 128;
 constexpr int WARPS = THREADS / WARP;
@@ -54,6 +54,23 @@ struct Pages {
   }
 };
 
+// Keys and values of one layer of the cache, and in FP8 the exponents of their rows.
+template <typename S>
+struct Cached {
+  const S* keys;
+  const S* values;
+  const Fp8* key_scales;
+  const Fp8* value_scales;
+};
+
+// N neighbours of a cached row.  The blocks of other query rows read them too.
+template <typename S, int N>
+__device__ __forceinline__ Piece<S, N> piece_at(const S* from) {
+  Piece<S, N> found;
+  found.words = *reinterpret_cast<const decltype(found.words)*>(from);
+  return found;
+}
+
 // Running maximum and sum of a row's softmax, of exponentials to the base 2.
 struct Softmax {
   float highest = -infinity(), total = 0.0f;
@@ -69,5 +86,28 @@ struct Softmax {
 
   __device__ __forceinline__ float log_sum_exp() const {
     return (highest + log2f(total)) / LOG2_E;
+  }
+};
+
+// The power of two that a row's weights are multiples of, where each is multiplied by its value's factor.
+// It follows the largest product: so those that count fit 16 bits, however small or large factors are.
+struct WeightUnit {
+  float largest = 0.0f;
+
+  // Takes the largest of the next products, and what the softmax multiplies earlier sums with; returns
+  // what they are multiplied with in the new unit.
+  __device__ __forceinline__ float raise(float earlier, float next) {
+    const float before = unit() * earlier;
+    largest = fmaxf(largest * earlier, next);
+    return before * inverse();
+  }
+
+  __device__ __forceinline__ float unit() const { return __int_as_float(exponent() << 23); }
+  __device__ __forceinline__ float inverse() const { return __int_as_float((254 - exponent()) << 23); }
+
+ private:
+  // So that the unit and its inverse are normal numbers.
+  __device__ __forceinline__ int exponent() const {
+    return min(max(__float_as_int(largest) >> 23, 1), 253);
   }
 };

@@ -18,7 +18,6 @@ from nightjar.kernels import (
     reference,
 )
 from nightjar.kernels.cuda import decode_attention as module
-from nightjar.kernels.cuda import prompt_attention as prompts
 from nightjar.kernels.cuda.decode_attention import SPLIT
 from nightjar.kernels.reference.fp8_rows import dequantised, quantised
 from tests import fp8
@@ -261,17 +260,6 @@ def test_a_prompt_whole_in_chunks_or_after_a_cached_prefix(device, storage):
     scores.masked_fill_(~torch.ones(length, length, dtype=torch.bool).tril(), float("-inf"))
     wanted = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.repeat_interleave(2, 1))
     assert_near(whole, wanted, ulps=16, absolute=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_what_is_widened_at_once_is_bounded(monkeypatch, dtype):
-    """Both kinds of rows in the rows' dtype, and one kind in FP32 beside its codes."""
-    keys = torch.zeros(3, 2, 16, 64, dtype=torch.uint8)
-    scales = CacheScales(*(torch.zeros(3, 2, 16, dtype=torch.uint8) for _ in "kv"))
-    monkeypatch.setattr(prompts, "GATHERED_BYTES", 10**6)
-    cache = prompts.GatheredCache(keys, keys, scales, dtype)
-    taken = 2 * 64 * (2 * dtype.itemsize + 5)
-    assert cache.positions_at_once == 10**6 // taken
 
 
 def test_a_step_of_prompts_running_sequences_and_documents(device):

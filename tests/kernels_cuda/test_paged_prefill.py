@@ -5,84 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nightjar import kernels
-from nightjar.kernels.cuda.paged_prefill import TILE_ROWS, Span, TileArrays, Tiles, paged_prefill
+from nightjar.kernels.cuda.paged_prefill import Span, TileArrays, Tiles, paged_prefill
 from nightjar.kernels.layout import Tables
-from tests.kernels_cuda.devices import assert_near, poisoned, random, storages
-
-KEYS = 32  # positions of a tile of keys, as in prompt_rows.cuh
-
-
-class Prompts:
-    """Rows of sequences in a paged cache, and what each of them sees.
-
-    spans: the positions [start, end) of each sequence's rows; all before them are cached too.  What
-    lies past the ends is NaN.  causal: a row sees everything up to itself; else it sees `end`.
-    """
-
-    def __init__(
-        self, spans, heads, kv_heads, head_size, dtype, *, causal=True, spread=1.0, block_size=KEYS
-    ):
-        self.spans, self.heads, self.kv_heads, self.causal = spans, heads, kv_heads, causal
-        self.block_size = block_size
-        counts = [-(-end // block_size) for _, end in spans]
-        blocks = sum(counts) + 2
-        shuffled = torch.randperm(blocks, generator=torch.Generator().manual_seed(3)).tolist()
-        shape = (blocks, kv_heads, block_size, head_size)
-        self.keys, self.values = (poisoned(shape, dtype) for _ in range(2))
-        self.own, self.tables = [], []
-        for i, ((_, end), count) in enumerate(zip(spans, counts, strict=True)):
-            table = [shuffled.pop() for _ in range(count)]
-            k, v = (random((end, kv_heads, head_size), dtype, seed=9 * i + j) for j in (1, 2))
-            places = torch.arange(end)
-            rows = torch.tensor(table, dtype=torch.int64)[places // block_size]
-            kernels.kv_write(self.keys, self.values, k, v, rows, places % block_size)
-            self.own.append((k.double(), v.double()))
-            self.tables.append(table)
-        lengths = [end - start for start, end in spans] if causal else [5] * len(spans)
-        packed = random((sum(lengths), heads + 2 * kv_heads, head_size), dtype, seed=5)
-        self.q = (packed * spread)[:, :heads]
-        self.lengths, self.scale = lengths, head_size**-0.5
-
-    def tiles(self, device, chosen=slice(None)):
-        """Of some sequences, whose rows then come first in q."""
-        spans, first = [], 0
-        for (start, end), rows in zip(self.spans[chosen], self.lengths[chosen], strict=True):
-            spans.append(Span(first, rows, start + 1 if self.causal else end))
-            first += rows
-        widths = [len(table) for table in self.tables[chosen]]
-        shared, rows = self.heads // self.kv_heads, TILE_ROWS[self.q.dtype]
-        tables = Tables.build(self.tables[chosen])
-        return TileArrays.of(tables, spans, widths, shared, rows).on(torch.device(device))
-
-    def run(self, device, lse=None, tiles=None):
-        tiles = tiles or self.tiles(device)
-        given = [x.to(device) for x in (self.q, self.keys, self.values)]
-        return paged_prefill(*given, tiles, self.scale, causal=self.causal, lse=lse)
-
-    def wanted(self):
-        """In float64: [T, H, D], and the log-sum-exp of the scores [T, H]."""
-        outs, lses, shared = [], [], self.heads // self.kv_heads
-        for q, (k, v), (start, end) in zip(
-            self.q.double().split(self.lengths), self.own, self.spans, strict=True
-        ):
-            wide_k, wide_v = (x.repeat_interleave(shared, 1) for x in (k, v))
-            scores = torch.einsum("qhd,khd->qhk", q, wide_k) * self.scale
-            if self.causal:
-                hidden = torch.arange(end)[None] > torch.arange(start, end)[:, None]
-                scores.masked_fill_(hidden[:, None], float("-inf"))
-            outs.append(torch.einsum("qhk,khd->qhd", scores.softmax(-1), wide_v).nan_to_num())
-            lses.append(scores.logsumexp(-1))
-        return torch.cat(outs), torch.cat(lses)
-
-    def compare(self, device):
-        lse = torch.full(self.q.shape[:2], float("nan"), device=device)
-        out, (wanted, wanted_lse) = self.run(device, lse), self.wanted()
-        # Weights are multiplied in 16 bits: each is off by half an epsilon, and no sum by more.
-        half = {torch.float16: 2**-11, torch.bfloat16: 2**-8, torch.float32: 2e-6}[self.q.dtype]
-        largest = max((float(v.abs().max()) for _, v in self.own if len(v)), default=0.0)
-        assert_near(out, wanted, absolute=half * largest)
-        assert_near(lse, wanted_lse, absolute=max(half, 1e-5) * 1.5)
+from tests.kernels_cuda.devices import storages
+from tests.kernels_cuda.prompt_problems import KEYS, Prompts
 
 
 @pytest.mark.parametrize("head_size", [64, 80, 96, 128])

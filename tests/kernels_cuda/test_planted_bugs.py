@@ -17,6 +17,7 @@ from tests.kernels_cuda import test_argmax as best
 from tests.kernels_cuda import test_decode_attention as attention
 from tests.kernels_cuda import test_embedding as embedding
 from tests.kernels_cuda import test_fp8_cache as narrow
+from tests.kernels_cuda import test_fp8_prompts as narrow_prompts
 from tests.kernels_cuda import test_linear as product
 from tests.kernels_cuda import test_norm as norm
 from tests.kernels_cuda import test_paged_prefill as prompts
@@ -72,6 +73,14 @@ prompt_floats = partial(prompt_chunks, torch.float32)
 def fp8_attention(heads):
     """Heads of 80 channels over a cache in FP8, by rows or by tensor cores."""
     narrow.test_decode_attends_to_what_the_cache_keeps("cpu", "float16", 80, heads)
+
+
+def fp8_prompts(storage="float16"):
+    narrow_prompts.test_every_head_size_and_storage("cpu", 80, storage)
+
+
+def sizes_of_values(name):
+    narrow_prompts.test_values_of_very_different_sizes("cpu", "float16", name)
 
 
 def codes_and_scales():
@@ -281,6 +290,80 @@ PLANTED = {
         "    __syncthreads();  // the values before are read\n",
         "",
         prompt_floats,
+    ),
+    "a prompt's key that is weighed by the scale of another": (
+        "paged_prefill",
+        "score * (scale * shared.of_key(turn, i))",
+        "score * (scale * shared.of_key(turn, 0))",
+        fp8_prompts,
+    ),
+    "a prompt's value without its scale": (
+        "paged_prefill",
+        "weight * shared.of_value(turn, i) : 0.0f;",
+        "weight : 0.0f;",
+        fp8_prompts,
+    ),
+    "scales over those that are read": (
+        "paged_prefill",
+        "to.factors[turn][threadIdx.x] =",
+        "to.factors[0][threadIdx.x] =",
+        fp8_prompts,
+    ),
+    "scales of other positions": (
+        "paged_prefill",
+        "first + thread % KEYS)];",
+        "first + thread)];",
+        fp8_prompts,
+    ),
+    "a scale that is NaN to rows that do not see it": (
+        "paged_prefill",
+        "weight = sees(half, first + i) ? weight * shared.of_value(turn, i) : 0.0f;",
+        "weight *= shared.of_value(turn, i);",
+        partial(
+            narrow_prompts.test_a_row_that_is_not_finite_reaches_what_sees_it_and_nothing_else,
+            "cpu",
+            "float16",
+        ),
+    ),
+    "a prompt's weights too small for 16 bits": (
+        "paged_prefill",
+        "return min(max(__float_as_int(largest) >> 23, 1), 253);",
+        "return 127;",
+        partial(sizes_of_values, "small"),
+    ),
+    "a unit of weights that are past": (
+        "paged_prefill",
+        "largest = fmaxf(largest * earlier, next);",
+        "largest = fmaxf(largest, next);",
+        partial(sizes_of_values, "large that weigh nothing"),
+    ),
+    "earlier sums in the unit of before": (
+        "paged_prefill",
+        "return before * inverse();",
+        "return earlier;",
+        partial(sizes_of_values, "rising"),
+    ),
+    "weights rounded before they are multiplied by large scales": (
+        "paged_prefill",
+        "IS_FP8<S> ? shortened<T>(score) : widen(narrow<T>(score));",
+        "widen(narrow<T>(score));",
+        partial(sizes_of_values, "few large"),
+    ),
+    "a key in FP32 without its scale": (
+        "paged_prefill",
+        "weigh(first, scale * of_key, of_value);",
+        "weigh(first, scale, of_value);",
+        partial(fp8_prompts, "float32"),
+    ),
+    "a scale that is NaN to rows in FP32 that do not see it": (
+        "paged_prefill",
+        "sees ? weight * of_value : 0.0f;",
+        "weight * of_value;",
+        partial(
+            narrow_prompts.test_a_row_that_is_not_finite_reaches_what_sees_it_and_nothing_else,
+            "cpu",
+            "float32",
+        ),
     ),
     "a key that is weighed by the scale of another": (
         "decode_attention",

@@ -6,7 +6,6 @@ import torch
 from nightjar.kernels import (
     Branch,
     BranchLayout,
-    CacheScales,
     Chunk,
     ChunkLayout,
     cuda,
@@ -14,9 +13,7 @@ from nightjar.kernels import (
     reference,
 )
 from nightjar.kernels.cuda import prompt_attention, varlen
-from nightjar.kernels.cuda.prompt_attention import GatheredCache
 from nightjar.kernels.cuda.varlen import Packed, varlen_attention
-from nightjar.kernels.reference import fp8_rows
 from tests.kernels_cuda.devices import assert_near, random
 
 HEAD, SIZE, SCALE = 64, 4, 0.125
@@ -153,48 +150,6 @@ def test_chunks_and_documents_in_16_bits(device, dtype):
         found = run(*moved(arguments, lambda x: x.to(device)))
         wanted = by(*moved(arguments, torch.Tensor.float))
         assert_near(found, wanted, ulps=4, absolute=4e-3 if dtype is torch.float16 else 3e-2)
-
-
-@pytest.mark.parametrize("most", [1, 9, 21, 28])
-def test_what_is_gathered_at_once_is_bounded_and_changes_no_bit(device, most, monkeypatch):
-    """Of a cache in FP8. Sequences of 6, 12, 3, 1 and 6 positions: together as far as they fit, a
-    longer one alone."""
-    ends = [6, 12, 3, 1, 6]
-    keys, values, tables = cache_of(ends, 2)
-    (keys, key_scales), (values, value_scales) = (fp8_rows.quantised(x) for x in (keys, values))
-    scales = CacheScales(key_scales.to(device), value_scales.to(device))
-    chunks = [Chunk(table, end - 1, end) for table, end in zip(tables, ends, strict=True)]
-    branches = [Branch(2, 16, prefix) for prefix in (4, 0, 2, 1, 3, 0)]
-    q, k, v = (random((12, heads, HEAD), seed=heads).to(device) for heads in (4, 2, 2))
-    cached = keys.to(device), values.to(device)
-
-    def attended():
-        # Layouts of their own: they keep what was derived from them.
-        of_chunks = ChunkLayout.build(chunks, SIZE)
-        of_documents = BranchLayout.build(branches, tables, ends)
-        return (
-            cuda.prompt_attention.prefill_attention(q[:5], *cached, of_chunks, SCALE, scales),
-            cuda.prompt_attention.branch_attention(q, k, v, *cached, of_documents, SCALE, scales),
-        )
-
-    wanted = attended()
-    sizes, read = [], GatheredCache.read
-
-    def counted(self, one):
-        sizes.append(one.keys.lengths)
-        return read(self, one)
-
-    monkeypatch.setattr(GatheredCache, "read", counted)
-    monkeypatch.setattr(GatheredCache, "positions_at_once", most)
-    for found, whole in zip(attended(), wanted, strict=True):
-        assert torch.equal(found, whole)
-    cut = {
-        1: [(6,), (12,), (3,), (1,), (6,)],
-        9: [(6,), (12,), (3, 1), (6,)],
-        21: [(6, 12, 3), (1, 6)],
-        28: [(6, 12, 3, 1, 6)],
-    }[most]
-    assert sizes == cut + cut
 
 
 @pytest.mark.parametrize("causal", [True, False])
