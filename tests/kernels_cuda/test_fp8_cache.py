@@ -24,6 +24,7 @@ from tests import fp8
 from tests.cuda_host import schedule
 from tests.kernels_cuda.decode_problems import Problem, Step, rotation_for
 from tests.kernels_cuda.devices import assert_near, moved, random, storages
+from tests.kernels_cuda.prompt_problems import WEIGHT_ERRORS
 
 HEAD_SIZES = [64, 80, 96, 128]
 BLOCKS, BLOCK_SIZE = 4, 16
@@ -229,7 +230,7 @@ def test_no_schedule_shows_a_race_or_changes_a_bit(device, seed):
 
 @pytest.mark.parametrize("storage", storages)
 def test_a_prompt_whole_in_chunks_or_after_a_cached_prefix(device, storage):
-    """Of a layer: the same keys and values, and the same result up to the order of sums."""
+    """Of a layer: the same keys and values, and the same result up to the rounding of weights."""
     dtype, length, table = storages[storage], 40, [2, 0, 1]
     qkv = random((length, 4 + 2 * 2, 64), dtype)
 
@@ -247,15 +248,16 @@ def test_a_prompt_whole_in_chunks_or_after_a_cached_prefix(device, storage):
             outs.append(ops.attend(given, None, None, write, rows, 0.125))
         return torch.cat(outs).cpu(), moved(cache, "cpu")
 
+    k, v = (fp8.kept(x) for x in (qkv[:, 4:6], qkv[:, 6:]))
+    rounded = WEIGHT_ERRORS[dtype] * float(v.abs().max())
     whole, cached = attend()
     for cut in (1, 16, 23):
         found, other = attend(cut)
-        assert_near(found, whole.double(), ulps=32, absolute=1e-5)
+        assert_near(found, whole.double(), absolute=rounded)
         assert torch.equal(other.keys, cached.keys)
         assert torch.equal(other.values, cached.values)
         assert torch.equal(other.scales.keys, cached.scales.keys)
         assert torch.equal(other.scales.values, cached.scales.values)
-    k, v = (fp8.kept(x) for x in (qkv[:, 4:6], qkv[:, 6:]))
     scores = torch.einsum("qhd,khd->hqk", qkv[:, :4].double(), k.repeat_interleave(2, 1)) * 0.125
     scores.masked_fill_(~torch.ones(length, length, dtype=torch.bool).tril(), float("-inf"))
     wanted = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v.repeat_interleave(2, 1))
