@@ -81,7 +81,8 @@ class EngineSettings(BaseSettings):
         ComputeConfig.gpu_memory_share,
         gt=0,
         lt=1,
-        description="share of the memory that the model leaves free on a GPU, for its cache",
+        description="share of the memory that the model and recorded steps leave free on a GPU, "
+        "for its cache",
     )
     host_cache_bytes: Annotated[int, WORKER] = Field(
         ComputeConfig.host_cache_bytes,

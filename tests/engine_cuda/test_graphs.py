@@ -135,11 +135,12 @@ def test_each_product_asks_for_what_the_next_one_reads(device, name, request):
 
     def watching(kernel, grid, block, args, shared_bytes):
         if kernel.entry == "linear":
-            weight, gate, following = args[6], args[8], args[17:19]
+            weight, gate, following = args[6], args[9], args[19:21]
             reads = [weight] if gate is None else [gate, weight]
-            first = min(weight.shape[0], grid[0] * TILE // len(reads)), weight.shape[1]
+            bytes_of_a_channel = weight.shape[1] * weight.element_size()
+            first = min(weight.shape[0], grid[0] * TILE // len(reads)), bytes_of_a_channel
             asked = [one for one in following if one is not None]
-            products.append((reads, first, asked, tuple(args[19:21])))
+            products.append((reads, first, asked, tuple(args[21:23])))
         run_on_host(kernel, grid, block, args, shared_bytes)
 
     with launch.using(watching):
