@@ -160,7 +160,10 @@ def _texts(path: Path, count: int) -> list[str]:
     if path == Path():
         return list(drawn_texts(count, CHARACTERS))
     with path.open(encoding="utf-8") as lines:
-        return [line.rstrip("\n") for line in islice(lines, count)]
+        texts = [line.rstrip("\n") for line in islice(lines, count)]
+    if len(texts) < count:
+        raise SystemExit(f"{path} has {len(texts)} lines, and --rows asks for {count}")
+    return texts
 
 
 @contextmanager

@@ -16,7 +16,7 @@ MOST_TEXTS = 1_000
 MOST_BYTES = 1 << 20
 """Of the texts, before compression. Who wants one text of a pack decompresses all of them."""
 
-_LEVEL = 5
+_LEVEL = 6  # the next one saves half as much again for the same time
 _QUICK_LEVEL = 1
 _END = b"\n"  # JSON that `dump_json` writes holds none
 

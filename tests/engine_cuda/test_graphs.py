@@ -125,20 +125,27 @@ def test_the_launches_and_copies_of_a_step_with_prompts_are_counted(
 
 
 @pytest.mark.parametrize("device", ["host"], indirect=True)
-@pytest.mark.parametrize("name", [pytest.param("gpt", marks=pytest.mark.slow), "family"])
-def test_each_product_asks_for_what_the_next_one_reads(device, name, request):
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        ("family", "fp16"),
+        ("gpt", "fp8"),
+        pytest.param("gpt", "fp16", marks=pytest.mark.slow),
+    ],
+)
+def test_each_product_asks_for_what_the_next_one_reads(device, name, precision, request):
     """In the order of the step, from its head to the next step's first layer, too: of each weight
     the channels of the tiles that its blocks begin with."""
     directory = request.getfixturevalue(name)
-    model, texts = load_model(directory, "fp16", device), directory.tokenizer().token_bytes
+    model, texts = load_model(directory, precision, device), directory.tokenizer().token_bytes
     products = []
 
     def watching(kernel, grid, block, args, shared_bytes):
         if kernel.entry == "linear":
             weight, gate, following = args[6], args[9], args[19:21]
             reads = [weight] if gate is None else [gate, weight]
-            bytes_of_a_channel = weight.shape[1] * weight.element_size()
-            first = min(weight.shape[0], grid[0] * TILE // len(reads)), bytes_of_a_channel
+            row_bytes = weight.shape[1] * weight.element_size()
+            first = min(weight.shape[0], grid[0] * TILE // len(reads)), row_bytes
             asked = [one for one in following if one is not None]
             products.append((reads, first, asked, tuple(args[21:23])))
         run_on_host(kernel, grid, block, args, shared_bytes)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from nightjar.checkpoints import ModelDirectory
-from nightjar.kernels import Norm, cuda
+from nightjar.kernels import Norm, cuda, pack_linear
+from nightjar.kernels.reference.fp8_linear import numbers, quantised
 from tests.engines import random_ids
 from tests.gpu.models import save
 from tests.gpu.subject import Subject, assert_greedy, assert_log_probabilities
@@ -77,3 +78,26 @@ def test_products_with_more_tiles_than_a_gpu_holds_blocks(dtype, rows):
     residual = onto.cuda()
     cuda.linear.linear_onto(residual, normed.cuda(), given)
     assert_near(residual, onto.double() + wanted, absolute=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("device", "inputs", "channels"),
+    [("cpu", 128, 48), pytest.param("cuda", 4096, 8192, marks=pytest.mark.gpu)],
+)
+@pytest.mark.parametrize("rows", [1, 8, 200])
+def test_products_in_fp8(device, inputs, channels, rows):
+    """By the kernel of few rows, and by the tensor cores of FP8, which lose digits of a sum."""
+    dtype = torch.bfloat16
+    weight = random((channels, inputs), dtype, seed=1, scale=inputs**-0.5)
+    bias, x = random(channels, dtype, seed=2), random((rows, inputs), dtype, seed=3)
+    exact = [
+        numbers(codes).double() * s.double()[:, None] for codes, s in map(quantised, (x, weight))
+    ]
+    wanted = exact[0] @ exact[1].T + bias.double()
+    packed = pack_linear(weight.to(device), bias.to(device), "fp8")
+    got = packed.linear(x.to(device), None, torch.float32)
+    slack = 1e-5 if rows <= 8 else 2**-10 * float(wanted.abs().max())
+    torch.testing.assert_close(got.double().cpu(), wanted, rtol=1e-5, atol=slack)
+    rounded = packed.linear(x.to(device), None, None)
+    assert rounded.dtype == dtype
+    torch.testing.assert_close(rounded.double().cpu(), wanted, rtol=2**-7, atol=slack)

@@ -157,7 +157,7 @@ def test_an_engine_as_a_worker_opens_it_names_its_cache(directory, caplog):
     assert "attention is slower" in caplog.text
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16+plan-1f0c2a7e"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16+plan-1f0c2a7e", "fp8"])
 def test_a_precision_is_named_with_its_cache(precision):
     narrow = precision_with_cache(precision, "fp8")
     assert narrow != precision

@@ -26,6 +26,7 @@ CASES = (
     ("decode_attention", "4"),
     ("decode_attention", "8"),
     ("linear", "1"),
+    ("linear in FP8", "1"),
 )
 """Kernel, and query heads a key head (of `linear`: rows)."""
 
@@ -43,7 +44,8 @@ def command(ncu: str, kernel: str, group: str) -> list[str]:
     The clocks stay as they are: to lock them needs rights that a rented machine may not give.
     """
     options = ["--csv", "--clock-control", "none", "--metrics", ",".join(METRICS)]
-    options += ["--kernel-name", f"regex:{kernel}", "--launch-skip", "1", "--launch-count", "1"]
+    name = kernel.split(maxsplit=1)[0]
+    options += ["--kernel-name", f"regex:{name}", "--launch-skip", "1", "--launch-count", "1"]
     return [ncu, *options, sys.executable, "-m", "tools.gpu_hour.counters", kernel, group]
 
 
@@ -96,14 +98,17 @@ def launch_twice(kernel: str, group: int, device: str = "cuda") -> None:
     """Two launches on random data: the first loads the kernel."""
     import torch  # noqa: PLC0415 (to plan a profile takes no torch)
 
-    from nightjar.kernels import cuda  # noqa: PLC0415
+    from nightjar.kernels import cuda, pack_linear  # noqa: PLC0415
 
     half = torch.float16
-    if kernel == "linear":
-        weight = torch.randn(4 * WIDTH, WIDTH, device=device).to(half)
-        x = torch.randn(group, WIDTH, device=device).to(half)
+    if kernel.startswith("linear"):
+        in_fp8 = kernel.endswith("FP8")
+        dtype = torch.bfloat16 if in_fp8 else half
+        weight = torch.randn(4 * WIDTH, WIDTH, device=device).to(dtype)
+        x = torch.randn(group, WIDTH, device=device).to(dtype)
+        packed = pack_linear(weight, None, "fp8" if in_fp8 else "float")
         for _ in range(2):
-            cuda.linear.linear(x, cuda.linear.Factor(weight))
+            packed.linear(x, None, None)
         return
     blocks = BATCH * CONTEXT // 32
     shape = (blocks, KV_HEADS, 32, HEAD_SIZE)
