@@ -86,6 +86,16 @@ def step_growth(lab: Lab) -> Points:
     return found({"1": one, "8": eight}, step_1_to_8=eight.median / one.median)
 
 
+def fp8_cache(lab: Lab) -> Points:
+    """A step of 256 sequences over the same with keys and values in FP8."""
+    batch = lab.batch(256)
+    half = step_s(lab, batch)
+    engine, prompts = decoding(lab, batch, fp8_cache=True)
+    fp8 = timed_step(engine, lab, prompts)
+    about = {"half": half, "fp8": fp8, "context": lab.scale.context, "batch": batch}
+    return found(about, fp8_cache_gain=half.median / fp8.median)
+
+
 def prefill(lab: Lab) -> Points:
     """TFLOP/s of computing `prefill_prompts` prompts in one step, sampling included; only the
     operations that the engine computes count."""

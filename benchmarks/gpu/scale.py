@@ -16,8 +16,9 @@ class Scale:
     in a row, so that no cache holds them.  prefill_prompts prompts of prefill_length tokens are one
     step.  A ranking has a query and `documents` of document_length.  mixed: lengths of the prompts
     of a batch, and the tokens that each generates.  job: texts, their prompts' length and tokens
-    of the comparisons of formats and with transformers.  cached_tokens: of a conversation's earlier
-    turns; turn_tokens: of its next one.  rounds: how often each is timed.
+    of the comparisons of formats and with transformers.  joining: texts that join others, the
+    length of their prompts, and the fewest tokens of one.  cached_tokens: of a conversation's
+    earlier turns; turn_tokens: of its next one.  rounds: how often each is timed.
     copy_bytes, matmul: for the machine's own speed.
     """
 
@@ -41,6 +42,7 @@ class Scale:
     mixed: list[int]
     mixed_tokens: int
     job: tuple[int, int, int]
+    joining: tuple[int, int, int]
     cached_tokens: int
     turn_tokens: int
     rounds: int

@@ -7,7 +7,7 @@ from importlib import import_module
 
 from benchmarks.harness import data_beside
 
-from . import causes, engine_figures, kernel_figures, launches
+from . import causes, engine_figures, kernel_figures, launches, mixed_steps
 from .lab import Lab, Points
 
 
@@ -69,6 +69,8 @@ FIGURES = {
     "launch_overhead": Figure(60, launches.launch_overhead),
     "decode_64": Figure(60, engine_figures.decode_share(64)),
     "decode_256": Figure(60, engine_figures.decode_share(256)),
+    "fp8_cache": Figure(60, engine_figures.fp8_cache),
+    "mixed_steps": Figure(40, mixed_steps.mixed_steps),
     "prefill": Figure(40, engine_figures.prefill),
     "ranking": Figure(40, engine_figures.ranking),
     "mixed_lengths": Figure(40, engine_figures.mixed_lengths),

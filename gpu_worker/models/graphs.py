@@ -18,11 +18,19 @@ WARM_UPS = 2
 """Steps before the recording: they compile and load kernels, and libraries take their memory."""
 
 
+class NotRecordedError(RuntimeError):
+    """A step runs, but it cannot be recorded."""
+
+
 class Recorder(Protocol):
     """Makes a step cheaper to launch."""
 
     def __call__(self, step: Step) -> Step:
-        """Return a function that does the same.  It may run the step up to WARM_UPS times."""
+        """Return a function that does the same.  It may run the step up to WARM_UPS times.
+
+        Raises:
+            NotRecordedError: See there.  What the step itself raises comes as it is.
+        """
 
 
 def eager(step: Step) -> Step:
@@ -48,7 +56,7 @@ class CudaGraphs:
         self._stream: torch.cuda.Stream | None = None
 
     def __call__(self, step: Step) -> Step:
-        """Record the step on the current device."""
+        """Record the step on the current device; raises as Recorder says."""
         if self._stream is None:  # one for all graphs: libraries keep a workspace for each
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side = self._stream
@@ -58,8 +66,11 @@ class CudaGraphs:
             with torch.cuda.stream(side):
                 for _ in range(WARM_UPS):
                     step()
-                self._take_memory(side)
-                return self._recorded(step, side).replay
+                try:
+                    self._take_memory(side)
+                    return self._recorded(step, side).replay
+                except RuntimeError as error:
+                    raise NotRecordedError(str(error)) from error
         finally:  # where a recording fails, the step is launched on the current stream
             torch.cuda.current_stream().wait_stream(side)
 

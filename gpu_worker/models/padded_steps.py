@@ -11,7 +11,7 @@ from torch import Tensor
 from nightjar import kernels
 from nightjar.checkpoints import ModelConfig
 from nightjar.gpu_worker.models.batch import KVTensors, TokenBatch
-from nightjar.gpu_worker.models.graphs import Recorder, Step
+from nightjar.gpu_worker.models.graphs import NotRecordedError, Recorder, Step
 from nightjar.gpu_worker.models.padded_batch import (
     MOST_CHUNKS,
     MOST_DECODE_POSITIONS,
@@ -104,7 +104,7 @@ class PaddedSteps:
             return step
         try:
             recorded = record(step)
-        except RuntimeError:
+        except NotRecordedError:
             logger.exception(
                 "a step with prompts cannot be recorded; such steps are launched kernel by kernel",
                 extra={"action": "step_not_recorded"},

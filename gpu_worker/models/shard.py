@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from nightjar import kernels
 from nightjar.checkpoints.adapters import not_computed
 from nightjar.gpu_worker.models.decoder import Decoder
-from nightjar.gpu_worker.models.graphs import Recorder, Step, eager
+from nightjar.gpu_worker.models.graphs import NotRecordedError, Recorder, Step, eager
 from nightjar.gpu_worker.models.split import Part
 
 logger = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class AgreedRecorder:
     """Records a step on all ranks; where that fails on one of them, none plays it back.
 
     While a step is recorded, nothing is exchanged. So a rank whose recording fails is still in step
-    with the others.
+    with the others.  A step that fails before, where it exchanges, raises: the others wait for it.
     """
 
     def __init__(self, record: Recorder, part: Part, collective: Collective, device: str) -> None:
@@ -58,7 +58,7 @@ class AgreedRecorder:
         recorded = step
         try:
             recorded = self._record(step)
-        except RuntimeError:
+        except NotRecordedError:
             message = "rank %d cannot record a step; all ranks launch it kernel by kernel"
             logger.exception(message, self._part.rank, extra={"action": "step_not_recorded"})
         succeeded = torch.full((1, 1), float(recorded is not step), device=self._device)

@@ -86,7 +86,7 @@ class TorchCollective:
         return x
 
     def close(self) -> None:
-        """Disconnect from the other ranks."""
+        """Disconnect from the other ranks.  NCCL waits until no CUDA graph holds its exchanges."""
         dist.destroy_process_group()
 
     @contextmanager

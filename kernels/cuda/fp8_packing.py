@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.nn.functional import ScalingType
 
 from nightjar.kernels.cuda.activation import activation as apply_activation
+from nightjar.kernels.cuda.device import sums_in_fp8
 from nightjar.kernels.cuda.linear import (
     Factor,
     Next,
@@ -137,7 +138,10 @@ class Fp8DeviceWeight(LinearWeight):
 
     def product(self, rows: Fp8Rows, out_dtype: torch.dtype | None) -> Tensor:
         """Multiply rows with the weight and add the bias: float32[T, out] if asked for, else
-        bfloat16."""
+        bfloat16.
+
+        Where torch does not give float32, sums are rounded to bfloat16 first.
+        """
         wide = out_dtype == torch.float32  # to which torch adds no bias
         y = F.scaled_mm(
             rows.codes.view(_E4M3),
@@ -147,9 +151,11 @@ class Fp8DeviceWeight(LinearWeight):
             self.scales.unsqueeze(0),
             ScalingType.RowWise,
             bias=None if wide else self.bias,
-            output_dtype=torch.float32 if wide else ROUNDED,
+            output_dtype=sums_in_fp8(self.codes) if wide else ROUNDED,
         )
-        y = y if self.bias is None or not wide else y + self.bias
+        if wide:
+            y = y.float()
+            y = y if self.bias is None else y + self.bias
         return y if y.shape[1] == self.out_features else y[:, : self.out_features].contiguous()
 
 

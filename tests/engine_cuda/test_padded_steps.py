@@ -14,7 +14,7 @@ from nightjar import kernels
 from nightjar.checkpoints import ModelDirectory
 from nightjar.gpu_worker.engine import BeamSearch, RankRequest
 from nightjar.gpu_worker.models import TokenBatch, load_model, padded_batch, padded_steps
-from nightjar.gpu_worker.models.graphs import eager
+from nightjar.gpu_worker.models.graphs import NotRecordedError, eager
 from nightjar.gpu_worker.models.padded_batch import PaddedBatch, padded, shape_of
 from nightjar.gpu_worker.models.padded_steps import PaddedSteps, most_step_bytes
 from nightjar.kernels import Branch, BranchLayout, Chunk, ChunkLayout, PagedLayout
@@ -262,7 +262,7 @@ def test_a_step_that_cannot_be_recorded_is_launched(on_device, texts, caplog, mo
 
     def broken(recorded):
         tried.append(recorded)
-        raise RuntimeError("operation failed during capture")
+        raise NotRecordedError("operation failed during capture")
 
     monkeypatch.setattr(padded_steps, "RECORDED_AT", 2)
     requests = mixed_requests(random.Random(3), 4)

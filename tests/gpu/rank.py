@@ -4,8 +4,10 @@ Engines that are given the same requests take the same steps. So the ranks need 
 exchanges of their model, and this runs on a bare GPU machine.
 """
 
+import gc
 import json
 import sys
+import weakref
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -72,14 +74,20 @@ def main(folder: str, meeting: str, rank: str, ranks: str, device: str) -> None:
         own = load_model(directory, "fp16" if on_gpu else "fp32", device, part)
         exchanges = Exchanges(is_recordable=on_gpu)
         exchanges.sum(torch.zeros(1, 1, device=device))  # NCCL connects at its first use
+        held = []
         for way, given in WAYS.items():
-            model = ShardDecoder(own, part, exchanges)
             config = EngineConfig(kv_cache_bytes=1 << 22, max_step_tokens=32, **given)
-            engine = Engine(model, directory.tokenizer().token_bytes, config)
+            texts = directory.tokenizer().token_bytes
+            engine = Engine(ShardDecoder(own, part, exchanges), texts, config)
             results = drain(engine, *requests())
             assert engine.windows is not None
             assert_nothing_held(engine)
             found[way] = {i: [one.token_ids for one in x.outputs] for i, x in results.items()}
+            held.append(weakref.ref(engine.windows.steps))
+        # NCCL does not end before the graphs that hold its exchanges.
+        del engine
+        gc.collect()
+        assert not any(one() for one in held)
     dist.destroy_process_group()
     sys.stdout.write(json.dumps(found, sort_keys=True) + "\n")
 

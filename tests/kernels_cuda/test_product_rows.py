@@ -1,6 +1,7 @@
 """Products of weights in FP8: rows as the definition rounds them, sums against float64."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from nightjar.kernels import Norm, cuda, pack_gated, pack_linear, reference
 from nightjar.kernels.cuda import fp8_packing, launch
 from nightjar.kernels.cuda import linear as module
+from nightjar.kernels.cuda.device import sums_in_fp8
 from nightjar.kernels.cuda.fp8_packing import pack
 from nightjar.kernels.cuda.linear import MAX_ROWS, SHARE, Factor
 from nightjar.kernels.cuda.norm import normed_rows
@@ -247,7 +249,9 @@ def test_few_rows_and_many_multiply_the_same_numbers(device, rows, channels, inp
     packed = pack_linear(weight.to(device), bias.to(device), "fp8")
     exact = kept(x) @ kept(weight).T + bias.double()
     exact = EXACT[kind](exact) if kind else exact
-    slack = 2e-6 if rows <= MAX_ROWS and inputs % 16 == 0 else FP8_SUMS[device]
+    slack = 2e-6
+    if rows > MAX_ROWS or inputs % 16:
+        slack = max(FP8_SUMS[device], EPSILON[sums_in_fp8(packed.codes)])
     for dtype in (None, torch.float32):
         got = packed.linear(x.to(device), kind, dtype)
         assert got.dtype == (dtype or ROUNDED)
@@ -280,6 +284,42 @@ def test_a_norm_before_few_rows_and_many(device, rows, gated, delta):
     close(got, silu(wanted[0]) * wanted[1] if gated else silu(wanted[1]), ulps=4, slack=slack)
     for rounded, exact in zip(packed.unactivated(x), wanted if gated else wanted[1:], strict=True):
         close(rounded, exact, slack=slack)
+
+
+PLACES = [
+    ((9, 0), "13.0"),
+    ((9, 0), "12.8"),
+    ((8, 9), "13.0"),
+    ((10, 0), "13.0"),
+    ((12, 0), "13.1"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(PLACES)))
+def test_float32_is_asked_of_torch_where_it_gives_that(number, monkeypatch):
+    """Elsewhere it refuses, and sums in bfloat16 are widened before the bias is added."""
+    (capability, release), asked = PLACES[number], []
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.version, "cuda", release)
+    given = SimpleNamespace(is_cuda=True, get_device=lambda: 100 + number)
+    widest = sums_in_fp8(given)
+    assert widest == (torch.bfloat16 if number else torch.float32)
+    multiply = fp8_packing.F.scaled_mm
+
+    def as_there(*given, output_dtype, **more):
+        asked.append(output_dtype)
+        if output_dtype not in (ROUNDED, widest):
+            raise ValueError("Only bf16 high precision output types are supported")
+        return multiply(*given, output_dtype=output_dtype, **more)
+
+    monkeypatch.setattr(fp8_packing.F, "scaled_mm", as_there)
+    monkeypatch.setattr(fp8_packing, "sums_in_fp8", lambda _: widest)
+    weight, bias, x = random((48, 64), ROUNDED), random(48, ROUNDED, seed=1), rows_of(9, 64)
+    rounded = fp8_packing.Fp8Rows(*reference.fp8_linear.quantised(x))
+    found = pack(weight, bias).product(rounded, torch.float32)
+    assert asked == [widest]
+    assert found.dtype == torch.float32
+    close(found, product(x, (kept(weight), bias.double())), slack=max(2e-6, EPSILON[widest]))
 
 
 def test_what_it_serves(monkeypatch):

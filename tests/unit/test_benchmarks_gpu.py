@@ -11,12 +11,14 @@ import pytest
 import torch
 import transformers
 
+from benchmarks.answers import answers
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import engine_figures, kernel_figures, peer_figures
 from benchmarks.gpu.engine_figures import WARM, kv_cache, later_turn_crowd, timed_step
 from benchmarks.gpu.kernel_figures import backend, machine_speed
 from benchmarks.gpu.lab import Lab, MeasuringError, Timing, generate, random_decoder
 from benchmarks.gpu.launches import Launches, launch_overhead
+from benchmarks.gpu.mixed_steps import MixedSteps
 from benchmarks.gpu.runner import Worker, measured, run
 from benchmarks.gpu.scale import SCALES
 from benchmarks.gpu.targets import FIGURES, TARGETS, Figure
@@ -24,6 +26,7 @@ from nightjar.gpu_worker.engine.load_costs import LoadCosts
 from nightjar.gpu_worker.engine.windows import DecodeWindows
 from nightjar.gpu_worker.models import Decoder
 from nightjar.kernels import cuda
+from nightjar.requests import GenerateRequest, SamplingParams
 from tests import measuring
 from tests.cuda_host import require_tools
 from tests.kernels_cuda import devices
@@ -220,6 +223,52 @@ def test_launch_overhead_is_what_lies_between_spans(lab, monkeypatch, result):
     assert "launches a step in 1000 us, the device takes 1900 us" in found["details"]["warning"]
     page = command.page(result | {"figures": {"launch_overhead": {"status": "measured"} | found}})
     assert "launch_overhead: the host launches a step in 1000 us" in page
+
+
+def stands_for(ms):
+    """What takes so long on a clock that the host and the device share."""
+
+    def run(*_):
+        Mark.now += ms
+
+    return run
+
+
+def test_the_hosts_share_of_steps_with_prompts_and_running_sequences(monkeypatch):
+    """4 ms of a forward pass, 1 ms of choosing tokens, and 3 ms until the next launch."""
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Mark())
+    monkeypatch.setattr(time, "perf_counter", lambda: Mark.now / 1e3)
+    steps = SimpleNamespace(forward=stands_for(4))
+    windows = SimpleNamespace(launch=stands_for(1), steps=steps)
+    executor = SimpleNamespace(run=lambda _: (steps.forward(None), stands_for(1)()))
+    watched = MixedSteps(SimpleNamespace(executor=executor, windows=windows), "cuda")
+    mixed = SimpleNamespace(prompts=[1], decodes=[1])
+    for plan in (mixed, SimpleNamespace(prompts=[1], decodes=[]), mixed, mixed):
+        executor.run(plan)
+        stands_for(3)()
+    windows.launch(None)
+    assert watched.take() == (pytest.approx(0.024), pytest.approx(0.012))
+    executor.run(mixed)  # nothing is launched behind it
+    with pytest.raises(MeasuringError, match="0 steps had prompts and running sequences"):
+        watched.take()
+    with pytest.raises(MeasuringError, match="one by one"):
+        MixedSteps(SimpleNamespace(executor=executor, windows=None), "cuda")
+
+
+@pytest.mark.slow
+def test_an_engines_own_mixed_steps_are_watched(lab, monkeypatch):
+    require_tools()
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Mark())
+    with backend(lab):
+        engine = lab.engine(lab.half, 2, 16)
+        watched = MixedSteps(engine, "cuda")
+        requests = [
+            GenerateRequest(i, prompt, SamplingParams(2 + i % 2, ignore_eos=True))
+            for i, prompt in enumerate(lab.prompts([4] * 8))
+        ]
+        answers(engine, requests)
+    took, _ = watched.take()
+    assert took > 0
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nightjar.gpu_worker.models import graphs
-from nightjar.gpu_worker.models.graphs import WARM_UPS, CudaGraphs
+from nightjar.gpu_worker.models.graphs import WARM_UPS, CudaGraphs, NotRecordedError
 
 
 class Stream:
@@ -74,10 +74,23 @@ def test_where_a_recording_fails_the_stream_is_what_it_was(monkeypatch):
     """The engine goes on without graphs, on the stream that its weights and its cache are on."""
     cuda = Cuda(end_badly)
     monkeypatch.setattr(graphs, "torch", SimpleNamespace(cuda=cuda))
-    with pytest.raises(RuntimeError, match="during capture"):
+    with pytest.raises(NotRecordedError, match="during capture"):
         CudaGraphs()(lambda: None)
     assert cuda.now is cuda.main
     assert len(cuda.main.waited_for) == 1  # what was run before the recording
+
+
+def test_what_the_step_itself_raises_comes_as_it_is(monkeypatch):
+    """It was not recorded when it failed, so nothing is known of recordings."""
+    cuda = Cuda(lambda: None)
+    monkeypatch.setattr(graphs, "torch", SimpleNamespace(cuda=cuda))
+
+    def no_room():
+        raise torch.OutOfMemoryError("no room")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        CudaGraphs()(no_room)
+    assert cuda.now is cuda.main
 
 
 @pytest.mark.parametrize("free", [1001, 1000])

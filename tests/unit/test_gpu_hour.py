@@ -125,6 +125,7 @@ def test_kernels_come_before_the_engine_and_the_sanitizer_apart(run, monkeypatch
     monkeypatch.setattr(stages, "_run", watched)
     monkeypatch.setattr(machine, "versions", list)
     monkeypatch.setattr(machine, "prebuilt", lambda run: ("", True))
+    monkeypatch.setattr(machine, "gpus", lambda: 2)
     assert list(STAGES) == [1, 2, 3, 4, 5]
     for number in (1, 2):
         STAGES[number].fill(run, Page(number, "", {}), time.monotonic() + 1)
@@ -141,6 +142,31 @@ def test_kernels_come_before_the_engine_and_the_sanitizer_apart(run, monkeypatch
         f"tests/kernels_cuda/test_{name}.py" for name in ("kernel_budget", "planted_bugs")
     }
     assert set(kernels + engine) == marked - left_out
+
+
+def test_one_gpu_is_not_asked_for_what_needs_two(run, monkeypatch):
+    """A skipped test counts as failed, and so the stage would never pass there."""
+    asked, page = [], Page(2, "engine", {})
+    monkeypatch.setattr(stages, "_run", lambda run, page, groups, ends: asked.extend(groups))
+    monkeypatch.setattr(machine, "gpus", lambda: 1)
+    STAGES[2].fill(run, page, time.monotonic() + 1)
+    assert "tests/gpu/test_engine.py" in {group.name for group in asked}
+    assert "tests/gpu/test_ranks.py" not in {group.name for group in asked}
+    assert "1 GPU: left out is what needs two, test_ranks.py" in page.write()
+
+
+@pytest.mark.parametrize("dry", [False, True])
+def test_every_stage_takes_the_prebuilt_kernels(dry, tmp_path, monkeypatch, capsys):
+    """Each is a command of its own, perhaps a process that knows nothing of the first."""
+    monkeypatch.setenv(PREBUILT, "")
+    seen = []
+    stage = stages.Stage("", lambda run, page, ends: seen.append(os.environ[PREBUILT]))
+    monkeypatch.setitem(command.STAGES, 3, stage)
+    monkeypatch.setattr(command, "device_fault", lambda: None)
+    given = ["3", "--out", str(tmp_path), "--cubins", str(tmp_path / "built")]
+    assert command.main([*given, *(["--dry-run"] if dry else [])]) == 0
+    assert seen == ["" if dry else str(tmp_path / "built")]
+    assert "Stage 3" in capsys.readouterr().out
 
 
 def test_what_measures_the_whole_gpu_runs_alone(run):

@@ -14,6 +14,7 @@ from nightjar.checkpoints import ModelDirectory, ShardError
 from nightjar.gpu_worker.engine import Engine, EngineConfig
 from nightjar.gpu_worker.models import load_model, padded_steps, shard
 from nightjar.gpu_worker.models.decode_steps import DecodeSteps
+from nightjar.gpu_worker.models.graphs import NotRecordedError
 from nightjar.gpu_worker.models.shard import AgreedRecorder
 from nightjar.gpu_worker.models.split import Part
 from nightjar.gpu_worker.shards.commands import Clear, Copy, Forward, Logits, Window
@@ -213,7 +214,7 @@ def test_a_step_is_recorded_on_all_ranks_or_on_none(gpt, broken, monkeypatch, ca
 
     def record(rank, step):
         if rank in broken:
-            raise RuntimeError("operation failed during capture")
+            raise NotRecordedError("operation failed during capture")
 
         def played():
             recorded.append(rank)
@@ -237,6 +238,32 @@ def test_a_step_is_recorded_on_all_ranks_or_on_none(gpt, broken, monkeypatch, ca
     assert set(recorded) == (set() if broken else {0, 1})
     said = [line for line in caplog.messages if "cannot record a step" in line]
     assert len(said) == len(broken)
+
+
+def test_a_step_that_fails_in_its_exchanges_is_not_taken_for_one_that_is_not_recorded(gpt):
+    """The other ranks wait in an exchange of the step: the next one must not be another."""
+
+    class Counted(ThreadCollective):
+        exchanges = 0
+
+        def sum(self, x):
+            self.exchanges += 1
+            return x
+
+    def no_room():
+        raise torch.OutOfMemoryError("no room for the step's rows")
+
+    def record(step):
+        step()
+        return step
+
+    collective = Counted(Meeting(1), 0)
+    recorder = AgreedRecorder(record, Part.of(gpt.config), collective, "cpu")
+    with pytest.raises(torch.OutOfMemoryError):
+        recorder(no_room)
+    assert collective.exchanges == 0
+    recorder(lambda: None)
+    assert collective.exchanges == 1
 
 
 @pytest.mark.parametrize("recordable", [True, False])

@@ -52,6 +52,8 @@ def main(given: list[str] | None = None) -> int:
     if not options.dry_run and (fault := device_fault()):
         print(f"tools/first_gpu_hour: {fault}; --dry-run needs no GPU", file=sys.stderr)
         return 2
+    if not options.dry_run:
+        use_prebuilt(options.cubins)
     started = time.monotonic()
     stage = STAGES[int(options.stage)]
     # Each process holds a GPU context of its own; of the CPU host two fill two cores.
@@ -75,6 +77,13 @@ def prepare(arch: str, folder: Path) -> int:
     took = time.monotonic() - started
     print(f"{folder} has {len(kernels)} kernels for {arch}: {compiled} compiled in {took:.0f} s")
     return 0
+
+
+def use_prebuilt(folder: Path) -> None:
+    """Let every program of every stage take its kernels from a folder, where they are there."""
+    from nightjar.kernels.cuda.cubin_cache import PREBUILT  # noqa: PLC0415
+
+    os.environ[PREBUILT] = str(folder.resolve())
 
 
 def device_fault() -> str | None:

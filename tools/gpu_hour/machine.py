@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ import torch
 from benchmarks.machine import describe_device
 from nightjar.kernels.cuda import nvrtc
 from nightjar.kernels.cuda.catalogue import all_kernels
-from nightjar.kernels.cuda.cubin_cache import PREBUILT, prebuild
+from nightjar.kernels.cuda.cubin_cache import prebuild
 
 if TYPE_CHECKING:
     from .stages import Run
@@ -52,6 +51,11 @@ def flash_attention_fault() -> str | None:
     return None
 
 
+def gpus() -> int:
+    """How many this machine has."""
+    return torch.cuda.device_count()
+
+
 def architecture() -> str:
     """Of this machine's GPU; of an H200 where there is none."""
     if not torch.cuda.is_available():
@@ -68,7 +72,6 @@ def prebuilt(run: Run) -> tuple[str, bool]:
     kernels, arch = list(all_kernels()), architecture()
     if run.dry:
         return f"{len(kernels)} kernels for {arch}: not compiled in a dry run", True
-    os.environ[PREBUILT] = str(run.cubins.resolve())
     started = time.monotonic()
     try:
         compiled = prebuild(arch, kernels, run.cubins)

@@ -30,6 +30,10 @@ ALONE = ("tests/gpu/test_memory.py",)
 """Files that measure what the whole GPU has left."""
 
 
+OF_TWO_GPUS = ("test_ranks.py",)
+"""Files that one GPU can only skip."""
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """How the stages are run.
@@ -121,7 +125,12 @@ def kernels(run: Run, page: Page, ends: float) -> None:
 
 def engine(run: Run, page: Page, ends: float) -> None:
     """The engine on the kernels, beside the CPU's answers and transformers'."""
-    leave_out = ("test_sanitizer.py",)
+    from .machine import gpus  # noqa: PLC0415
+
+    leave_out: tuple[str, ...] = ("test_sanitizer.py",)
+    if not run.dry and (found := gpus()) < 2:
+        leave_out += OF_TWO_GPUS
+        page.text += [f"{found} GPU: left out is what needs two, {', '.join(OF_TWO_GPUS)}.", ""]
     groups = files("engine_cuda", run) + files("gpu", run, leave_out)
     _run(run, page, groups, ends)
 
