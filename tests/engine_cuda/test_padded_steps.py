@@ -18,6 +18,7 @@ from nightjar.gpu_worker.models.graphs import NotRecordedError, eager
 from nightjar.gpu_worker.models.padded_batch import PaddedBatch, padded, shape_of
 from nightjar.gpu_worker.models.padded_steps import PaddedSteps, most_step_bytes
 from nightjar.kernels import Branch, BranchLayout, Chunk, ChunkLayout, PagedLayout
+from nightjar.kernels.reference.fp8_rows import quantised
 from tests.cuda_host.findings import KernelFault
 from tests.engine_cuda.models import GPU_FAMILY
 from tests.engine_cuda.requests import engine_of, prompt
@@ -65,12 +66,16 @@ def step(chunks=(), running=(), wanted=None, first_block=0, **more):
     return TokenBatch(**(given | more))
 
 
-def filled_cache(model, blocks=16):
+def filled_cache(model, blocks=16, *, fp8=False):
     """A cache of random keys and values."""
-    cache = model.allocate_cache(blocks, SIZE)
+    cache = model.allocate_cache(blocks, SIZE, fp8=fp8)
     generator = torch.Generator().manual_seed(1)
-    for tensor in (cache.keys, cache.values):
-        tensor.copy_(torch.randn(tensor.shape, generator=generator))
+    for name in ("keys", "values"):
+        numbers = torch.randn(getattr(cache, name).shape, generator=generator)
+        if cache.scales is not None:
+            numbers, exponents = quantised(numbers)
+            getattr(cache.scales, name).copy_(exponents)
+        getattr(cache, name).copy_(numbers)
     return cache
 
 
@@ -98,6 +103,29 @@ def test_a_padded_step_computes_and_writes_what_the_step_does(device, request, k
     others = torch.ones(before.shape[1], SIZE, dtype=torch.bool)
     others[batch.write_blocks, batch.write_offsets] = False
     assert not (cache.keys != before).any(-1).any(2).cpu()[:, others].any()
+
+
+@ON_HOST
+@pytest.mark.parametrize("name", STEPS)
+def test_a_padded_step_with_a_cache_in_fp8(on_device, name):
+    """The same, of codes and scales.
+
+    On the host, because last bits that differ elsewhere may round a number to another code.
+    """
+    batch, whole = STEPS[name], filled_cache(on_device, fp8=True)
+    cache, before = (filled_cache(on_device, fp8=True) for _ in range(2))
+    with torch.inference_mode():
+        wanted = on_device.forward(batch.to(on_device.device), whole)
+        found = PaddedSteps(on_device, cache, slots=16).forward(batch, eager)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    others = torch.ones(before.keys.shape[1], SIZE, dtype=torch.bool)
+    others[batch.write_blocks, batch.write_offsets] = False
+    for got, made, old in zip(
+        *((x.keys, x.values, x.scales.keys, x.scales.values) for x in (cache, whole, before)),
+        strict=True,
+    ):
+        assert torch.equal(got, made)
+        assert torch.equal(got.transpose(2, 3)[:, others], old.transpose(2, 3)[:, others])
 
 
 PARTS = (

@@ -33,7 +33,6 @@ SELECTION = (
     "test_decode_attention.py::test_shared_key_heads_are_written_once",
     "test_decode_attention.py::test_what_is_asked_for_ahead_changes_nothing",
     "test_embedding.py::test_ids_past_the_vocabulary_read_their_own_prompt_vectors",
-    "test_fp8_prompts.py::test_rows_that_see_the_same_and_rows_that_see_nothing",
     "test_kv_transfer.py::test_unpacking_elsewhere_restores_the_blocks_and_nothing_else",
     "test_linear.py::test_a_block_goes_on_to_its_next_tile",
     "test_linear.py::test_every_channel_is_written_once",

@@ -21,13 +21,6 @@ def test_pages_of_other_sizes(device, storage, block_size):
     Prompts(spans, 2, 1, 64, storages[storage], block_size=block_size, fp8=True).compare(device)
 
 
-@pytest.mark.parametrize("storage", storages)
-def test_rows_that_see_the_same_and_rows_that_see_nothing(device, storage):
-    """Documents of three prefixes, of which one is empty."""
-    spans = [(0, 40), (0, 0), (0, 3)]
-    Prompts(spans, 4, 2, 64, storages[storage], causal=False, fp8=True).compare(device)
-
-
 def exponents(name, count):
     """Powers of two that keys and values of `count` positions are multiplied by.
 

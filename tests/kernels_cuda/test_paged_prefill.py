@@ -54,10 +54,12 @@ def test_scores_that_are_far_apart(device, storage):
     problem.compare(device)
 
 
+@pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("storage", storages)
-def test_rows_that_see_the_same_and_rows_that_see_nothing(device, storage):
+def test_rows_that_see_the_same_and_rows_that_see_nothing(device, storage, fp8):
     """Documents of three prefixes, of which one is empty: without a mask within a span."""
-    Prompts([(0, 40), (0, 0), (0, 3)], 4, 2, 64, storages[storage], causal=False).compare(device)
+    spans = [(0, 40), (0, 0), (0, 3)]
+    Prompts(spans, 4, 2, 64, storages[storage], causal=False, fp8=fp8).compare(device)
 
 
 @pytest.mark.parametrize("storage", storages)
