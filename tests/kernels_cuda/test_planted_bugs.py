@@ -245,14 +245,14 @@ PLANTED = {
     ),
     "keys over those that are read": (
         "paged_prefill",
-        "next.store_keys(shared.keys[turn ^ 1]);",
-        "next.store_keys(shared.keys[turn]);",
+        "next.store_keys(shared, turn ^ 1);",
+        "next.store_keys(shared, turn);",
         prompt_chunks,
     ),
     "the next keys and values that are not there yet": (
         "paged_prefill",
-        "shared.values[turn ^ 1]);\n      __syncthreads();\n",
-        "shared.values[turn ^ 1]);\n",
+        "next.store_values(shared, turn ^ 1);\n      __syncthreads();\n",
+        "next.store_values(shared, turn ^ 1);\n",
         prompt_chunks,
     ),
     "values of the wrong positions": (
