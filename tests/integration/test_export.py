@@ -100,6 +100,10 @@ def test_a_row_group_of_parquet_is_bounded_in_bytes(
     monkeypatch.setattr(parquet, "GROUP_BYTES", 1)
     parquet.write_parquet(path, raw)
     assert pq.ParquetFile(path).num_row_groups == ROWS
+    monkeypatch.setattr(parquet, "GROUP_BYTES", 1 << 20)
+    monkeypatch.setattr(parquet, "GROUP_ROWS", 4)
+    parquet.write_parquet(path, raw)
+    assert pq.ParquetFile(path).num_row_groups == 7
 
 
 def test_what_is_whole_is_not_written_again(store: Store, out: Path) -> None:
@@ -297,6 +301,24 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> tuple[str, ThreadedMotoServer]:
     store, path = fs.FileSystem.from_uri(f"s3://out/{options}&allow_bucket_creation=true")
     store.create_dir(path)
     return f"s3://out/night{options}", server
+
+
+def test_an_object_store_holds_what_a_folder_holds(
+    store: Store, bucket: tuple[str, ThreadedMotoServer], out: Path
+) -> None:
+    (url, server), job_id = bucket, finished_job(store, ROWS)
+    target = target_of(url)
+    assert (target.read(MANIFEST), target.size(MANIFEST)) == (None, None)
+    first, local = exported(store, job_id, url), exported(store, job_id, out)
+    assert first == local
+    for one in first.files:
+        assert target.read(one.name) == (out / one.name).read_bytes()
+        assert target.size(one.name) == one.bytes
+    assert exported(store, job_id, url) == first
+    others = exported(store, job_id, url, "parquet")
+    assert {target.size(one.name) for one in first.files} == {None}
+    assert [target.size(one.name) for one in others.files] == [one.bytes for one in others.files]
+    server.stop()
 
 
 @pytest.mark.slow  # the client of S3 waits long for a server that is gone

@@ -1,5 +1,6 @@
 """Which rows wait to be planned: nothing before `planned_to` does, and whatever waits is found."""
 
+import pytest
 import sqlalchemy as sa
 
 from nightjar.jobs.lines.parsing import validate_body
@@ -113,12 +114,13 @@ def test_cancelled_rows_are_passed(store: Store) -> None:
     assert store.jobs.get(job_id).cancelled == 5
 
 
-def test_rows_that_a_process_of_the_version_before_queued_are_found(store: Store) -> None:
+@pytest.mark.parametrize("row", [0, 4])
+def test_rows_that_a_process_of_the_version_before_queued_are_found(store: Store, row: int) -> None:
     """It knows no `planned_to`: the sweeper lowers it once nothing else of the job is under way."""
     job_id, refs = planned(store, 5, each=2)
     for ref in refs[:2]:
         assert compute(store, ref)
-    again = sa.update(request).where(request.c.job_id == job_id, request.c.row_index == 4)
+    again = sa.update(request).where(request.c.job_id == job_id, request.c.row_index == row)
     back = again.values(state=RequestState.QUEUED, micro_batch_id=None)
     store.database.write(lambda connection: connection.execute(back))
     assert store.planned_to.correct() == 0  # the last micro-batch may still be under way
@@ -126,7 +128,7 @@ def test_rows_that_a_process_of_the_version_before_queued_are_found(store: Store
     store.database.write(lambda connection: connection.execute(ended))
     assert store.backlog.jobs_to_plan() == []
     assert store.planned_to.correct() == 1
-    assert (planned_to(store, job_id), waiting(store, job_id)) == (4, [4])
+    assert (planned_to(store, job_id), waiting(store, job_id)) == (row, [row])
     assert store.planned_to.correct() == 0
 
 

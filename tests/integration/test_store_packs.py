@@ -1,5 +1,7 @@
 """Bodies and answers in packs: what is stored, what is read, and when it goes."""
 
+from typing import Any
+
 import pytest
 import sqlalchemy as sa
 
@@ -74,6 +76,47 @@ def test_no_more_packs_are_read_than_the_bytes_allow(
     assert len(store.backlog.queued_requests(job_id, 40, 2_400_000)) == 29
     assert len(unpacked) == 1 + 3  # the pack in which the limit lies is cut
     assert len(store.backlog.queued_requests(job_id, 40, 1)) == 1
+
+
+def test_packs_between_rows_that_lie_far_apart_are_not_looked_at(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packs, "MOST_TEXTS", 4)
+    monkeypatch.setattr(body_rows, "MOST_TEXTS", 4)
+    queued = store.backlog.queued_requests(submit(store, bodies(40)), 99)
+    looked_for: list[tuple[int, int]] = []
+
+    def note(*given: Any) -> None:
+        if "body_pack.bytes" in given[2]:
+            (named,) = given[4].compiled_parameters
+            looked_for.append((named["first"], named["last"]))
+
+    sa.event.listen(store.database.engine, "before_cursor_execute", note)
+    found = store.previews.asked([queued[0].id, queued[3].id, queued[30].id])
+    assert [body["prompt"].split()[0] for body in found.values()] == ["0", "3", "30"]
+    assert looked_for == [(-3, 3), (27, 30)]
+
+
+def test_a_body_behind_the_packs_is_found_alone(store: Store) -> None:
+    """As a process of the version before appends it."""
+    opened, _ = store.appending.open(NewJob("tiny", merge_equal=False))
+    for first, size in ((0, 3), (3, 1)):
+        rows = [
+            NewRequest(
+                n, n + 1, None, RequestKind.GENERATE, validate_body(RequestKind.GENERATE, one)
+            )
+            for n, one in enumerate(bodies(size), first)
+        ]
+        store.appending.append(opened.id, first, rows, f"digest {first}")
+    *_, last = store.backlog.queued_requests(opened.id, 9)
+
+    def move(connection: sa.Connection) -> None:
+        text = '{"prompt":"alone","max_tokens":4}'
+        connection.execute(sa.insert(request_body).values(request_id=last.id, body=text))
+        connection.execute(sa.delete(body_pack).where(body_pack.c.first_row == 3))
+
+    store.database.write(move)
+    assert store.backlog.queued_requests(opened.id, 9)[3].body["prompt"] == "alone"
 
 
 def test_a_row_whose_body_is_gone_is_an_error(store: Store) -> None:

@@ -193,6 +193,15 @@ def test_a_page_is_bounded_in_bytes(store: Store, order) -> None:
     assert len(list(store.results.iterate(job_id))) == 8
 
 
+def test_what_errors_say_counts_as_bytes_too(store: Store) -> None:
+    job_id, (ref,) = planned(store, 5, each=5)
+    claimed = claim(store, ref)
+    failures = [NewResult.failure(one.id, "broken", "x" * 1_000) for one in claimed.requests]
+    assert store.leases.finish(ref.id, ref.epoch, "worker", failures)
+    page = store.results.page(job_id, max_bytes=3_000)
+    assert (len(page.records), page.has_more) == (2, True)
+
+
 def test_a_page_of_an_unknown_job(store: Store) -> None:
     for order in ("row", "landed"):
         with pytest.raises(UnknownJobError):

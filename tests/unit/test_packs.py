@@ -37,6 +37,11 @@ def test_packs_hold_all_texts_in_order_within_their_bounds(sizes: list[int]) -> 
         )
 
 
+def test_a_pack_is_full_to_the_byte() -> None:
+    assert list(cut([MOST_BYTES, MOST_BYTES, 1])) == [slice(0, 1), slice(1, 2), slice(2, 3)]
+    assert list(cut([MOST_BYTES, MOST_BYTES - 1, 1])) == [slice(0, 1), slice(1, 3)]
+
+
 def test_like_texts_take_a_fraction() -> None:
     texts = [b'{"prompt":"Is film %d a good film for a rainy night?"}' % n for n in range(250)]
     assert len(pack(texts)) < len(b"".join(texts)) / 5
