@@ -56,8 +56,8 @@ __device__ __forceinline__ void attend(const QueryRows& rows, const Pages& pages
 // one position more.  block_tables [n, table_width]: of the sequence of each chunk.
 //
 // q: query heads of each token, row_stride apart; keys, values: [blocks, kv_heads, 1 << block_shift,
-// HEAD_SIZE]; key_scales, value_scales: in FP8, the exponents of their rows; scale: of scores; out [tokens, heads, HEAD_SIZE]; lse [tokens, heads], the
-// log-sum-exp, or null.
+// HEAD_SIZE]; key_scales, value_scales: in FP8, the exponents of their rows; scale: of scores; out
+// [tokens, heads, HEAD_SIZE]; lse [tokens, heads], the log-sum-exp, or null.
 template <typename T, typename S, int HEAD_SIZE>
 __global__ void __launch_bounds__(THREADS, RESIDENT_BLOCKS<T, HEAD_SIZE>)
     paged_prefill(const T* __restrict__ q, int64 row_stride, const S* __restrict__ keys,
