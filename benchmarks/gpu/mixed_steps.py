@@ -32,7 +32,8 @@ class MixedSteps:
     """Watches the steps and windows of an engine from now on.
 
     A mixed step takes from its own beginning to that of what the engine launches next.  The device
-    works in the span of its forward pass.  Choosing tokens counts as the host's: it takes little.
+    works in the span of its forward pass, unless the host launches that too slowly.  Choosing
+    tokens counts as the host's: it takes little.
     """
 
     def __init__(self, engine: Engine, device: str) -> None:
@@ -40,6 +41,7 @@ class MixedSteps:
         self._launches: list[Launch] = []
         self._spans: list[Span] = []
         self._own: list[float] = []  # where there are no events: the host's seconds of each step
+        self._host: list[float] = []  # the host's seconds of each forward pass
         self._is_mixed = False
         steps: Any = engine.executor  # not its type: methods are put in the place of their own
         steps.run = self._watched_step(steps.run)
@@ -51,8 +53,9 @@ class MixedSteps:
         windows.launch = self._watched_window(windows.launch)
         windows.steps.forward = self._watched_forward(windows.steps.forward)
 
-    def take(self) -> tuple[float, float]:
-        """Seconds of the mixed steps since the last call, and of the device in them.
+    def take(self) -> tuple[float, float, float]:
+        """Seconds of the mixed steps since the last call, of the spans in them, and of the host
+        while it launched these.
 
         Raises:
             MeasuringError: There were fewer than FEWEST.
@@ -60,11 +63,12 @@ class MixedSteps:
         pairs = list(pairwise(self._launches))
         took = [after.at - step.at for step, after in pairs if step.mixed]
         busy = [begin.elapsed_time(end) / 1e3 for begin, end in self._spans] or list(self._own)
-        for kept in (self._launches, self._spans, self._own):
+        host = list(self._host)
+        for kept in (self._launches, self._spans, self._own, self._host):
             kept.clear()
         if len(took) < FEWEST:
             raise MeasuringError(f"{len(took)} steps had prompts and running sequences")
-        return sum(took), sum(busy[: len(took)])
+        return sum(took), sum(busy[: len(took)]), sum(host[: len(took)])
 
     def _watched_step(self, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def watched(plan: Any) -> Any:  # noqa: ANN401 (a plan)
@@ -91,7 +95,9 @@ class MixedSteps:
                 return forward(batch)
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             begin.record()
+            started = time.perf_counter()
             hidden = forward(batch)
+            self._host.append(time.perf_counter() - started)
             end.record()
             self._spans.append((begin, end))
             return hidden
@@ -112,7 +118,7 @@ def mixed_steps(lab: Lab) -> Points:
         for i, prompt in enumerate(prompts)
     ]
     watched = MixedSteps(engine, lab.device)
-    rows: list[tuple[float, float]] = []
+    rows: list[tuple[float, float, float]] = []
     for number in range(WARM + lab.scale.rounds):
         engine.reset_prefix_cache()
         answers(engine, requests)
@@ -120,6 +126,17 @@ def mixed_steps(lab: Lab) -> Points:
         took = watched.take()
         if number >= WARM:
             rows.append(took)
-    step, device = (Timing(column) for column in zip(*rows, strict=True))
-    about: dict[str, Any] = {"mixed": step, "device": device, "texts": count, "prompt": length}
-    return found(about, mixed_host_share=median(1 - busy / whole for whole, busy in rows))
+    steps, spans, hosts = zip(*rows, strict=True)
+    about: dict[str, Any] = {
+        "mixed": Timing(steps),
+        "device": Timing(spans),
+        "host_s": median(hosts),
+    }
+    about |= {"texts": count, "prompt": length}
+    if median(hosts) > median(spans) / 2:
+        about["warning"] = (
+            "the host takes more than half of a forward pass's time to launch it: the device may "
+            "wait for the host where this does not count it"
+        )
+    shares = [1 - span / step for step, span in zip(steps, spans, strict=True)]
+    return found(about, mixed_host_share=median(shares))

@@ -13,7 +13,7 @@ import transformers
 
 from benchmarks.answers import answers
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import engine_figures, kernel_figures, peer_figures
+from benchmarks.gpu import engine_figures, kernel_figures, mixed_steps, peer_figures
 from benchmarks.gpu.engine_figures import WARM, kv_cache, later_turn_crowd, timed_step
 from benchmarks.gpu.kernel_figures import backend, machine_speed
 from benchmarks.gpu.lab import Lab, MeasuringError, Timing, generate, random_decoder
@@ -247,7 +247,7 @@ def test_the_hosts_share_of_steps_with_prompts_and_running_sequences(monkeypatch
         executor.run(plan)
         stands_for(3)()
     windows.launch(None)
-    assert watched.take() == (pytest.approx(0.024), pytest.approx(0.012))
+    assert watched.take() == tuple(map(pytest.approx, (0.024, 0.012, 0.012)))
     executor.run(mixed)  # nothing is launched behind it
     with pytest.raises(MeasuringError, match="0 steps had prompts and running sequences"):
         watched.take()
@@ -267,8 +267,20 @@ def test_an_engines_own_mixed_steps_are_watched(lab, monkeypatch):
             for i, prompt in enumerate(lab.prompts([4] * 8))
         ]
         answers(engine, requests)
-    took, _ = watched.take()
-    assert took > 0
+    took, _, host = watched.take()
+    assert took > host > 0
+
+
+def test_a_host_that_launches_slowly_is_named(lab, monkeypatch, result):
+    """Else the device's waits within a forward pass would pass for its work."""
+    monkeypatch.setattr(MixedSteps, "take", lambda self: (0.010, 0.008, 0.005))
+    monkeypatch.setattr(mixed_steps, "answers", lambda *_: None)
+    found = mixed_steps.mixed_steps(lab)
+    assert found["points"]["mixed_host_share"] == pytest.approx(0.2)
+    page = command.page(result | {"figures": {"mixed_steps": {"status": "measured"} | found}})
+    assert "mixed_steps: the host takes more than half of a forward pass's time" in page
+    monkeypatch.setattr(MixedSteps, "take", lambda self: (0.010, 0.008, 0.003))
+    assert "warning" not in mixed_steps.mixed_steps(lab)["details"]
 
 
 @pytest.mark.slow
